@@ -1,0 +1,62 @@
+/* backend.h - what a device must offer. The core knows devices only through these tables; each has one lifetime.
+ * All entries are set; a backend that lacks one uses a stub that returns QE_ERROR_UNSUPPORTED. */
+#ifndef QEFFECT_BACKEND_H
+#define QEFFECT_BACKEND_H
+
+#include <stddef.h>
+#include "qeffect/op.h"
+#include "qeffect/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qe_device qe_device;
+typedef struct qe_stream qe_stream;
+typedef struct qe_event qe_event;
+
+typedef struct qe_memory_ops {
+    size_t size; /* sizeof the struct, so older tables are recognised */
+    /* Zeroed, aligned to QE_ALIGN_BYTES. Before the first step only. Capture: forbidden. */
+    qe_status (*alloc)(qe_device *device, size_t bytes, void **address_out, qe_error *error_out);
+    void (*release)(qe_device *device, void *address);
+    /* Host <-> device, returns when done. Thread: any; the caller orders it. Capture: forbidden. */
+    qe_status (*write)(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out);
+    qe_status (*read)(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out);
+} qe_memory_ops;
+
+typedef struct qe_stream_ops {
+    size_t size;
+    qe_status (*create)(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out);
+    void (*destroy)(qe_stream *stream); /* drains first; cannot fail */
+    /* Queues one op. `op` must stay valid and unchanged until it has run. Thread: one submitter per stream.
+     * Blocks only while the queue is full. No allocation. */
+    qe_status (*submit)(qe_stream *stream, const qe_op *op);
+    qe_status (*event_create)(qe_device *device, qe_event **event_out, qe_error *error_out);
+    void (*event_destroy)(qe_event *event);
+    qe_status (*record)(qe_stream *stream, qe_event *event); /* marks what the stream has been given so far */
+    qe_status (*wait)(qe_stream *stream, qe_event *event);   /* later work waits for the last record submitted before this call */
+    qe_status (*event_sync)(qe_event *event, qe_error *error_out); /* host waits. Capture: forbidden */
+    /* Host waits until all work is done. On failure: the first error of an op of this stream since the last sync
+     * (QE_ERROR_DEVICE, or QE_ERROR_INTERRUPTED when a transport was aborted); the stream goes on working. */
+    qe_status (*sync)(qe_stream *stream, qe_error *error_out);
+} qe_stream_ops;
+
+typedef struct qe_backend {
+    size_t size;
+    const char *name;     /* "host" */
+    /* Opens one device for one rank. */
+    qe_status (*open)(qe_device **device_out, qe_error *error_out);
+    void (*close)(qe_device *device);
+    /* What decides the bits beside the program: kernel level, BLAS core name and version; for checkpoints and seals. */
+    const char *(*identity)(const qe_device *device);
+    const qe_memory_ops *memory;
+    const qe_stream_ops *stream;
+    /* Runs one op on the calling thread, now. Tests and the baseline of benchmarks. */
+    qe_status (*run)(qe_device *device, const qe_op *op, qe_error *error_out);
+} qe_backend;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

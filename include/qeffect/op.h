@@ -1,0 +1,267 @@
+/* op.h - every op a backend can run, with its arguments. Pointers are device pointers of the backend that runs it
+ * (host pointers for `host`). Matrices are row-major and dense unless a stride is given. T = tokens of one microbatch
+ * (sequences * sequence_length). Arithmetic and accumulation order: docs/numerics.md. */
+#ifndef QEFFECT_OP_H
+#define QEFFECT_OP_H
+
+#include <stdint.h>
+#include "qeffect/recipe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How the elements of a quantized matrix share inverse scales. */
+typedef enum qe_blocking {
+    QE_BLOCKING_TENSOR, /* one for the matrix (1.0 for bf16 and fp32) */
+    QE_BLOCKING_ROW,    /* 1x128 along a row: [rows][ceil(columns/128)] */
+    QE_BLOCKING_COLUMN, /* 128x1 down a column: [ceil(rows/128)][columns] */
+    QE_BLOCKING_TILE    /* 128x128: [ceil(rows/128)][ceil(columns/128)] */
+} qe_blocking;
+
+/* A quantized matrix. Codes and inverse scales are one unit: they are made together and retained together. */
+typedef struct qe_qtensor {
+    void *codes;       /* [rows, columns] elements of `format` */
+    float *scale_inv;  /* see qe_blocking; NULL for bf16 and fp32 */
+    uint32_t rows, columns;
+    uint8_t format;    /* qe_format */
+    uint8_t blocking;  /* qe_blocking */
+} qe_qtensor;
+
+/* How a tensor is quantized. `decoded` receives the values that the forward or input-gradient product uses (row
+ * blocking under QE_RECIPE_BLOCK); `retained` what the weight gradient uses later (column blocking under
+ * QE_RECIPE_BLOCK, else the same codes). */
+typedef struct qe_quantize_target {
+    uint8_t recipe;      /* qe_recipe_kind */
+    uint8_t format;      /* qe_format of the codes */
+    const float *scale;  /* delayed: the current scale; else NULL */
+    float *amax;         /* delayed: raised to the largest |x|; NULL: not recorded (evaluation, other recipes) */
+    float *decoded;      /* [rows, columns] fp32; may be NULL */
+    qe_qtensor retained; /* codes may be NULL: nothing is retained */
+} qe_quantize_target;
+
+typedef enum qe_op_kind {
+    QE_OP_EMBED,              /* y[t] = table[token[t]] */
+    QE_OP_EMBED_BACKWARD,     /* grad[token[t]] (+)= dy[t], tokens in order */
+    QE_OP_NORM,               /* RMSNorm, not quantized */
+    QE_OP_NORM_QUANTIZE,      /* RMSNorm, then quantized */
+    QE_OP_NORM_BACKWARD,      /* dx = residual + norm', deposit of the gain's gradient */
+    QE_OP_QUANTIZE,
+    QE_OP_QUANTIZE_WEIGHT,    /* fills a cache: codes and decoded layout; tile blocking under QE_RECIPE_BLOCK */
+    QE_OP_LINEAR,             /* y = x w' (+ residual) */
+    QE_OP_LINEAR_INPUT_GRAD,  /* dx = dy w */
+    QE_OP_LINEAR_WEIGHT_GRAD, /* grad (+)= dy' x, from retained tensors */
+    QE_OP_ROPE,               /* rotates q and k in place */
+    QE_OP_ROPE_BACKWARD_QUANTIZE, /* rotates dq and dk back in place, then quantizes all of dqkv */
+    QE_OP_ATTENTION,          /* causal, grouped-query */
+    QE_OP_ATTENTION_BACKWARD,
+    QE_OP_SWIGLU_QUANTIZE,    /* silu(gate) * up, then quantized */
+    QE_OP_SWIGLU_BACKWARD_QUANTIZE,
+    QE_OP_CROSS_ENTROPY,      /* loss and, in place of the logits, their gradient */
+    QE_OP_COPY,               /* bytes */
+    QE_OP_GRAD_NORM,          /* sum of squares of one gradient */
+    QE_OP_ADAMW,              /* one weight */
+    QE_OP_FOLD,               /* qe_scale_fold of some scales */
+    QE_OP_SEND,               /* through the transport of the stream */
+    QE_OP_RECV,
+    QE_OP_KINDS
+} qe_op_kind;
+
+typedef struct qe_args_embed {
+    const int32_t *tokens; /* [T], each in 0..vocab-1 */
+    const float *table;    /* [vocab, hidden] */
+    float *y;              /* [T, hidden] */
+    uint32_t tokens_count, hidden;
+} qe_args_embed;
+
+typedef struct qe_args_embed_backward {
+    const int32_t *tokens; /* [T] */
+    const float *dy;       /* [T, hidden] */
+    float *grad;           /* [vocab, hidden] */
+    uint32_t tokens_count, hidden, vocab;
+    uint8_t set;           /* 1: grad is zeroed first; 0: adds */
+} qe_args_embed_backward;
+
+typedef struct qe_args_norm { /* QE_OP_NORM and QE_OP_NORM_QUANTIZE */
+    const float *x;     /* [T, hidden] */
+    const float *gain;  /* [hidden] */
+    float *rstd;        /* [T] 1/sqrt(mean(x^2) + epsilon), retained */
+    float *y;           /* QE_OP_NORM: [T, hidden]; else NULL */
+    qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden */
+    float epsilon;
+    uint32_t rows, hidden;
+} qe_args_norm;
+
+typedef struct qe_args_norm_backward {
+    const float *dy;       /* [T, hidden] gradient of the norm's output */
+    const float *x;        /* [T, hidden] the norm's input */
+    const float *rstd;     /* [T] */
+    const float *gain;     /* [hidden] */
+    const float *residual; /* [T, hidden] gradient that goes around the norm, added; may be NULL; may equal dx */
+    float *dx;             /* [T, hidden] */
+    float *gain_grad;      /* [hidden]: sum over rows in order, then set or added; NULL: skipped */
+    uint32_t rows, hidden;
+    uint8_t set;
+} qe_args_norm_backward;
+
+typedef struct qe_args_quantize { /* QE_OP_QUANTIZE */
+    const float *x; /* [rows, columns] */
+    uint32_t rows, columns;
+    qe_quantize_target target;
+} qe_args_quantize;
+
+typedef struct qe_args_quantize_weight {
+    const float *w;  /* [rows, columns] master */
+    uint32_t rows, columns;
+    qe_quantize_target target; /* retained: the cache's codes (tile blocking under block); decoded: its fp32 layout */
+} qe_args_quantize_weight;
+
+typedef struct qe_args_linear {
+    const float *x;        /* [rows, in] decoded */
+    const float *w;        /* [out, in] decoded */
+    const float *residual; /* [rows, out], added (beta = 1 onto a copy in y); NULL: none */
+    float *y;              /* [rows, out] */
+    uint32_t rows, in, out;
+} qe_args_linear;
+
+typedef struct qe_args_linear_input_grad {
+    const float *dy; /* [rows, out] decoded */
+    const float *w;  /* [out, in] decoded */
+    float *dx;       /* [rows, in] */
+    uint32_t rows, in, out;
+} qe_args_linear_input_grad;
+
+typedef struct qe_args_linear_weight_grad {
+    qe_qtensor x;      /* [rows, in] retained */
+    qe_qtensor dy;     /* [rows, out] retained */
+    float *scratch_x;  /* [rows, in] */
+    float *scratch_dy; /* [rows, out] */
+    float *grad;       /* [out, in] fp32 main gradient */
+    uint32_t rows, in, out;
+    uint8_t set;       /* 1: beta = 0; 0: beta = 1 */
+} qe_args_linear_weight_grad;
+
+typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
+    float *qkv;          /* [T, (heads + 2 kv_heads) * head_dim]: q heads, k heads, v heads; q and k are rotated */
+    const float *cosine; /* [sequence, head_dim / 2] */
+    const float *sine;   /* [sequence, head_dim / 2] */
+    uint32_t rows, sequence, heads, kv_heads, head_dim; /* position of row t is t mod sequence; half-split form */
+    qe_quantize_target target; /* backward: rows T, columns (heads + 2 kv_heads) * head_dim */
+} qe_args_rope;
+
+typedef struct qe_args_attention {
+    const float *qkv; /* [T, (heads + 2 kv_heads) * head_dim], rotated */
+    float *out;       /* [T, heads * head_dim] */
+    float *lse;       /* [sequences, heads, sequence] log-sum-exp of the scaled scores, retained */
+    float *scratch;   /* [2 * sequence * sequence + 4 * sequence * head_dim] */
+    uint32_t sequences, sequence, heads, kv_heads, head_dim;
+} qe_args_attention;
+
+typedef struct qe_args_attention_backward {
+    const float *qkv;  /* as forward */
+    const float *lse;
+    const float *dout; /* [T, heads * head_dim] */
+    float *dqkv;       /* [T, (heads + 2 kv_heads) * head_dim] */
+    float *scratch;    /* as forward */
+    uint32_t sequences, sequence, heads, kv_heads, head_dim;
+} qe_args_attention_backward;
+
+typedef struct qe_args_swiglu {
+    const float *gate_up; /* [rows, 2 * ffn]: gate, then up */
+    uint32_t rows, ffn;
+    float *decoded_scratch; /* unused when target.decoded is set */
+    qe_quantize_target target; /* [rows, ffn] */
+} qe_args_swiglu;
+
+typedef struct qe_args_swiglu_backward {
+    const float *gate_up; /* [rows, 2 * ffn] */
+    const float *dy;      /* [rows, ffn] */
+    float *dgate_up;      /* [rows, 2 * ffn] scratch, fp32 before rounding */
+    uint32_t rows, ffn;
+    qe_quantize_target target; /* [rows, 2 * ffn] */
+} qe_args_swiglu_backward;
+
+typedef struct qe_args_cross_entropy {
+    float *logits;          /* [T, vocab]; becomes dlogits * gradient_scale when `backward` */
+    const int32_t *targets; /* [T]; a negative target is not counted */
+    double *loss;           /* [1] sum over rows of -log p(target), fp64, rows in order */
+    float gradient_scale;   /* 1 / tokens of the step */
+    uint32_t rows, vocab;
+    uint8_t backward;
+} qe_args_cross_entropy;
+
+typedef struct qe_args_copy {
+    const void *from;
+    void *to;
+    uint64_t bytes;
+} qe_args_copy;
+
+typedef struct qe_args_grad_norm {
+    const float *grad;
+    uint64_t count;
+    double *sum; /* [1] sum of squares, fixed order that depends on `count` alone */
+} qe_args_grad_norm;
+
+typedef struct qe_adamw { /* of one step; the same for all weights */
+    float learning_rate, beta1, beta2, epsilon, weight_decay;
+    float bias_correction1, bias_correction2; /* 1 - beta^step */
+    float gradient_scale;                     /* clip coefficient, 1 when not clipped */
+} qe_adamw;
+
+typedef struct qe_args_adamw {
+    float *weight;       /* [count] master */
+    const float *grad;   /* [count] */
+    float *moment1, *moment2;
+    uint64_t count;
+    const qe_adamw *step; /* read when the op runs */
+    uint8_t decay;        /* weight decay applies (matrices), or not (gains) */
+} qe_args_adamw;
+
+typedef struct qe_args_fold {
+    qe_scale_state *const *states; /* [count] */
+    uint32_t count;
+    const qe_recipe *recipe;
+} qe_args_fold;
+
+typedef struct qe_args_transfer { /* QE_OP_SEND, QE_OP_RECV */
+    void *channel;   /* struct qe_channel of comm.h: one directed edge */
+    void *bytes_at;
+    uint64_t bytes;
+} qe_args_transfer;
+
+typedef union qe_op_args {
+    qe_args_embed embed;
+    qe_args_embed_backward embed_backward;
+    qe_args_norm norm;
+    qe_args_norm_backward norm_backward;
+    qe_args_quantize quantize;
+    qe_args_quantize_weight quantize_weight;
+    qe_args_linear linear;
+    qe_args_linear_input_grad linear_input_grad;
+    qe_args_linear_weight_grad linear_weight_grad;
+    qe_args_rope rope;
+    qe_args_attention attention;
+    qe_args_attention_backward attention_backward;
+    qe_args_swiglu swiglu;
+    qe_args_swiglu_backward swiglu_backward;
+    qe_args_cross_entropy cross_entropy;
+    qe_args_copy copy;
+    qe_args_grad_norm grad_norm;
+    qe_args_adamw adamw;
+    qe_args_fold fold;
+    qe_args_transfer transfer;
+} qe_op_args;
+
+/* One op, ready to run. */
+typedef struct qe_op {
+    qe_op_kind kind;
+    qe_op_args args;
+} qe_op;
+
+/* "norm_quantize" ... */
+const char *qe_op_name(qe_op_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,150 @@
+/* program.h - the one representation of submitted work: objects, items on streams, and the effects of each op.
+ *
+ * A plan lowers a schedule into one program per rank; a trace file is a program as text (trace.h); the ledger
+ * (ledger.h) judges programs and live submissions by the same rules. An op is one unit of submitted work. It declares
+ * its effects on objects, with the version of each object that it was built for.
+ *
+ * Versions count from the state at the beginning of the program (`qe_object.counter`). A plan's program has counters
+ * of 0 and is submitted again every step; the ledger adds the counters it finds at the step's beginning. */
+#ifndef QEFFECT_PROGRAM_H
+#define QEFFECT_PROGRAM_H
+
+#include <stdint.h>
+#include "qeffect/limits.h"
+#include "qeffect/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum qe_object_kind {
+    QE_OBJECT_SCALE,  /* counter: epoch, +1 at each fold */
+    QE_OBJECT_SLOT,   /* counter: generation, +1 at each acquire */
+    QE_OBJECT_WEIGHT, /* counter: version, +1 at each commit, load or rollback */
+    QE_OBJECT_CACHE,  /* key: (weight version, scale epoch, recipe) */
+    QE_OBJECT_GRAD,   /* counter: takes; deposits made of deposits due this step */
+    QE_OBJECT_BUFFER, /* bytes, by range */
+    QE_OBJECT_KINDS
+} qe_object_kind;
+
+typedef struct qe_object {
+    char name[QE_NAME_BYTES];
+    qe_object_kind kind;
+    uint64_t counter; /* epoch, generation or version at the beginning of the program */
+    uint32_t due;     /* grad: deposits due per step; scale: records due per step (0: not checked) */
+    uint32_t weight;  /* cache, grad: object index of its weight */
+    uint32_t scale;   /* cache: object index of the scale it is made with, or QE_NONE */
+    uint64_t bytes;   /* buffer: its size; others 0 */
+} qe_object;
+
+typedef enum qe_stream_role {
+    QE_STREAM_COMPUTE,
+    QE_STREAM_COMM,
+    QE_STREAM_CALLER, /* the caller's own stream: missing edges with it are sync.enter and sync.exit */
+    QE_STREAM_HOST    /* the host thread as a place where accesses happen */
+} qe_stream_role;
+
+typedef struct qe_stream_info {
+    char name[QE_NAME_BYTES];
+    qe_stream_role role;
+} qe_stream_info;
+
+typedef enum qe_effect_kind {
+    QE_EFFECT_SCALE_USE,    /* reads the scale of epoch `version` */
+    QE_EFFECT_SCALE_RECORD, /* adds an amax to epoch `version`; commutes with uses and records */
+    QE_EFFECT_SCALE_FOLD,   /* epoch `version` -> `version` + 1 */
+    QE_EFFECT_SLOT_ACQUIRE, /* generation becomes `version`; owner is (stage, microbatch) */
+    QE_EFFECT_SLOT_BORROW,  /* reads, or writes if `write`, what generation `version` retains */
+    QE_EFFECT_SLOT_RELEASE, /* ends generation `version` */
+    QE_EFFECT_WEIGHT_READ,  /* reads the master at `version` */
+    QE_EFFECT_WEIGHT_COMMIT, /* `version` -> `version` + 1 */
+    QE_EFFECT_CACHE_FILL,   /* the key becomes (version, epoch, recipe); `layouts` are written */
+    QE_EFFECT_CACHE_USE,    /* reads `layouts` made for (version, epoch, recipe) */
+    QE_EFFECT_GRAD_DEPOSIT, /* places the contribution of (microbatch, use); `write`: sets, else adds */
+    QE_EFFECT_GRAD_TAKE,    /* the optimizer takes the gradient; every due deposit must be in */
+    QE_EFFECT_BUFFER_READ,  /* bytes [begin, end) */
+    QE_EFFECT_BUFFER_WRITE, /* bytes [begin, end) */
+    QE_EFFECT_KINDS
+} qe_effect_kind;
+
+/* One declared effect. Fields a kind does not use are 0. */
+typedef struct qe_effect {
+    uint32_t object;     /* index into qe_program.objects */
+    uint8_t kind;        /* qe_effect_kind */
+    uint8_t write;       /* borrow: writes; deposit: sets */
+    uint8_t layouts;     /* cache: bit set of layouts */
+    uint8_t recipe;      /* cache: qe_recipe_kind the bytes are made for */
+    uint16_t stage;      /* slot: owner's stage */
+    uint16_t use;        /* grad: which use of the weight in the microbatch, for weights used more than once */
+    uint32_t microbatch; /* slot: owner's microbatch; grad: whose contribution */
+    uint64_t version;    /* epoch, generation or version, from the beginning of the program; cache: weight version;
+                            buffer read: which write of this step it expects (1 is the first; 0: any) */
+    uint64_t epoch;      /* cache: scale epoch, from the beginning of the program */
+    uint64_t begin, end; /* buffer: byte range */
+} qe_effect;
+
+typedef enum qe_item_kind {
+    QE_ITEM_OP,
+    QE_ITEM_RECORD,      /* event `event` marks what stream has been given so far */
+    QE_ITEM_WAIT,        /* stream's later work waits for the last record of `event` */
+    QE_ITEM_SYNC_EVENT,  /* the host waits for the last record of `event` */
+    QE_ITEM_SYNC_STREAM, /* the host waits for `stream` */
+    QE_ITEM_SYNC_DEVICE, /* the host waits for all streams */
+    QE_ITEM_STEP_BEGIN,
+    QE_ITEM_STEP_END,    /* every slot free, every recorded scale folded, every grad taken */
+    QE_ITEM_KINDS
+} qe_item_kind;
+
+/* One submission, in the order in which the host makes them. */
+typedef struct qe_item {
+    uint8_t kind;        /* qe_item_kind */
+    uint8_t effect_count;
+    uint16_t stage;
+    uint32_t microbatch; /* QE_NONE where it belongs to none */
+    uint32_t stream;     /* index into qe_program.streams */
+    uint32_t event;      /* record, wait, sync_event: event index */
+    uint32_t first_effect; /* index into qe_program.effects */
+    uint32_t label;      /* op: index into qe_program.labels */
+    uint32_t line;       /* trace: 1-based line; plan: 0 */
+} qe_item;
+
+typedef struct qe_label {
+    char text[QE_NAME_BYTES]; /* "norm_quantize" ...: what the op is, for people */
+} qe_label;
+
+/* Growable arrays; all owned by the program. */
+typedef struct qe_program {
+    qe_object *objects;
+    qe_stream_info *streams;
+    qe_label *labels;
+    qe_item *items;
+    qe_effect *effects;
+    uint32_t object_count, stream_count, label_count, item_count, effect_count, event_count;
+    uint32_t object_capacity, stream_capacity, label_capacity, item_capacity, effect_capacity;
+} qe_program;
+
+/* Pair: init/deinit on the caller's struct. deinit of a zeroed struct is a no-op. Thread: one. */
+void qe_program_init(qe_program *program);
+void qe_program_deinit(qe_program *program);
+
+/* Add one thing; *_out is its index. On failure (QE_ERROR_MEMORY, QE_ERROR_LIMIT) the program is unchanged. */
+qe_status qe_program_add_object(qe_program *program, const qe_object *object, uint32_t *index_out, qe_error *error_out);
+qe_status qe_program_add_stream(qe_program *program, const char *name, qe_stream_role role, uint32_t *index_out, qe_error *error_out);
+/* Reuses an equal label. */
+qe_status qe_program_add_label(qe_program *program, const char *text, uint32_t *index_out, qe_error *error_out);
+/* Copies `count` effects behind the last and sets item's first_effect and effect_count. */
+qe_status qe_program_add_item(qe_program *program, const qe_item *item, const qe_effect *effects, uint32_t count, uint32_t *index_out, qe_error *error_out);
+/* A new event; it has no record yet. */
+uint32_t qe_program_add_event(qe_program *program);
+
+/* Do two effects on one object conflict: unless both only read, or both only record (a use and a record commute too)?
+ * Buffer effects conflict only where their ranges meet. Deposits conflict with each other: their order is the bits. */
+int qe_effect_conflicts(const qe_effect *a, const qe_effect *b);
+
+const char *qe_object_kind_name(qe_object_kind kind);
+const char *qe_effect_kind_name(qe_effect_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
