@@ -1,0 +1,183 @@
+/* plan.h - a schedule lowered for a model: every op on a stream, bound to slots, edges and deposits, and certified.
+ *
+ * A plan holds no pointers to memory; it says how many bytes of what must exist and which unit of work uses which
+ * slot. The step (step.h) allocates that memory and binds the same units to it. The model is known only through
+ * qe_model_ops: plan and step call `lower` with the same frames, once without addresses and once with. */
+#ifndef QEFFECT_PLAN_H
+#define QEFFECT_PLAN_H
+
+#include "qeffect/ledger.h"
+#include "qeffect/op.h"
+#include "qeffect/schedule.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What one microbatch retains on a stage, by lifetime. X and Y together are the W retention of the papers. */
+typedef enum qe_slot_kind {
+    QE_SLOT_I,      /* F .. I: what the input gradient needs (also the forward's own intermediates) */
+    QE_SLOT_X,      /* F .. W: quantized inputs of the linears */
+    QE_SLOT_Y,      /* I .. W: quantized output gradients of the linears */
+    QE_SLOT_IN_F,   /* the stage's input activation, from its arrival to the end of I */
+    QE_SLOT_OUT_F,  /* the stage's output activation, from F until it is sent */
+    QE_SLOT_IN_B,   /* gradient of the stage's output, from its arrival to the end of I */
+    QE_SLOT_OUT_B,  /* gradient of the stage's input, from I until it is sent */
+    QE_SLOT_KINDS
+} qe_slot_kind;
+
+enum { QE_SCALE_X, QE_SCALE_W, QE_SCALE_DY, QE_SCALE_ROLES }; /* hidden scales of one linear */
+enum { QE_LAYOUT_CODES = 1, QE_LAYOUT_DECODED = 2 };          /* layouts of a weight cache */
+
+/* A weight as the optimizer sees it: one master, one gradient, one pair of moments. A fused linear is one weight. */
+typedef struct qe_weight_info {
+    char name[QE_NAME_BYTES];
+    uint32_t rows, columns;   /* a gain is 1 x columns */
+    uint32_t stage_layer;     /* index of the model layer it belongs to */
+    uint8_t quantized;        /* has a cache, and scales where they are delayed */
+    uint8_t decay;            /* weight decay applies */
+    uint8_t deposited_by;     /* QE_ACTION_I or QE_ACTION_W */
+} qe_weight_info;
+
+typedef struct qe_slot_place {
+    char *at;            /* address; NULL in a plan */
+    uint32_t object;     /* QE_NONE: the stage has no such slot (first and last stage, evaluation) */
+    uint32_t generation; /* from the step's beginning */
+} qe_slot_place;
+
+typedef struct qe_weight_place {
+    float *master, *grad;                         /* [rows, columns] */
+    void *cache_codes;                            /* [rows, columns] */
+    float *cache_scale_inv, *cache_decoded;
+    qe_scale_state *scale[QE_SCALE_ROLES];        /* delayed scaling only */
+    uint32_t weight_object, grad_object, cache_object;
+    uint32_t scale_object[QE_SCALE_ROLES];        /* QE_NONE unless delayed */
+} qe_weight_place;
+
+/* Everything an action of one (stage, microbatch) touches. */
+typedef struct qe_frame {
+    uint32_t stage, stages, microbatch;
+    uint8_t training;       /* 0: evaluation; nothing is recorded, deposited or retained past F */
+    uint8_t set;            /* deposits of this action are the first of the step */
+    qe_slot_place slot[QE_SLOT_KINDS];
+    const qe_weight_place *weights; /* [weight_count], indexed by the model's weight index */
+    char *work;             /* scratch of the compute stream */
+    uint32_t work_object;
+    const int32_t *tokens, *targets; /* [T] of this microbatch */
+    uint32_t tokens_object;
+    double *loss;           /* [1] of this microbatch */
+    uint32_t loss_object;
+    float gradient_scale;   /* 1 / tokens of the step */
+} qe_frame;
+
+/* Receives the ops of an action in program order. */
+typedef struct qe_sink {
+    void *context;
+    qe_status (*op)(void *context, const qe_op *op, const qe_effect *effects, uint32_t effect_count);
+} qe_sink;
+
+/* Phases of a stage that a model lowers. */
+typedef enum qe_phase { QE_PHASE_FILL, QE_PHASE_F, QE_PHASE_I, QE_PHASE_W } qe_phase;
+
+/* The model, as plan and step know it. All functions are pure. */
+typedef struct qe_model_ops {
+    size_t size;
+    uint32_t (*weight_count)(const void *model);
+    const qe_weight_info *(*weight)(const void *model, uint32_t index);
+    /* Stage of a weight when the model is cut in `stages`. */
+    uint32_t (*weight_stage)(const void *model, uint32_t index, uint32_t stages);
+    uint32_t (*stages_max)(const void *model);
+    uint64_t (*slot_bytes)(const void *model, uint32_t stage, uint32_t stages, qe_slot_kind kind);
+    uint64_t (*work_bytes)(const void *model);
+    uint64_t (*cache_code_bytes)(const void *model, uint32_t weight);
+    uint64_t (*cache_scale_count)(const void *model, uint32_t weight);
+    uint32_t (*tokens)(const void *model); /* T of one microbatch */
+    const qe_recipe *(*recipe)(const void *model);
+    qe_status (*lower)(const void *model, const qe_frame *frame, qe_phase phase, const qe_sink *sink);
+} qe_model_ops;
+
+typedef enum qe_placement { QE_PLACEMENT_DIRECT, QE_PLACEMENT_COPY } qe_placement;
+
+typedef struct qe_plan_options {
+    uint8_t forward_only;     /* evaluation */
+    uint8_t cache_weights;    /* 1: quantize a weight once a step; 0: before every use */
+    uint8_t reuse_slots;      /* 0: a slot per microbatch (baseline) */
+    qe_placement placement;
+} qe_plan_options;
+
+/* A unit of work: one call of the model's `lower`, or one op of the plan's own. */
+typedef enum qe_unit_kind {
+    QE_UNIT_LOAD,     /* the caller's stream writes the batch */
+    QE_UNIT_FILL,     /* weight caches of a stage */
+    QE_UNIT_F, QE_UNIT_I, QE_UNIT_W,
+    QE_UNIT_SEND_F, QE_UNIT_RECV_F, QE_UNIT_SEND_B, QE_UNIT_RECV_B,
+    QE_UNIT_GRAD_IN, QE_UNIT_GRAD_OUT, /* placement copy: one weight to scratch and back */
+    QE_UNIT_TAKE,     /* one weight: norm of its gradient */
+    QE_UNIT_COMMIT,   /* one weight: optimizer */
+    QE_UNIT_FOLD,     /* scales of one model layer */
+    QE_UNIT_READ      /* the caller's stream reads the losses */
+} qe_unit_kind;
+
+typedef struct qe_unit {
+    uint8_t kind;          /* qe_unit_kind */
+    uint8_t set;           /* deposits of this unit set */
+    uint16_t stage;
+    uint32_t microbatch;
+    uint32_t weight;       /* grad_in/out, take, commit: model weight index; fold: model layer index */
+    uint32_t peer;         /* send, recv: the other rank */
+    uint32_t stream;       /* program stream index */
+    uint32_t first_op, op_count;
+    uint32_t slot[QE_SLOT_KINDS];       /* pool index; QE_NONE where unused */
+    uint32_t generation[QE_SLOT_KINDS];
+} qe_unit;
+
+/* Slots of one (stage, kind) on a rank. */
+typedef struct qe_pool {
+    uint16_t stage;
+    uint8_t kind;          /* qe_slot_kind */
+    uint32_t count;
+    uint64_t slot_bytes;
+    uint32_t first_object; /* program objects first_object .. + count */
+} qe_pool;
+
+typedef struct qe_rank_plan {
+    qe_program program;
+    uint32_t *item_op;     /* [program.item_count] op index, QE_NONE for records and waits */
+    uint32_t *item_unit;   /* [program.item_count] */
+    qe_unit *units;
+    uint32_t unit_count, unit_capacity, op_count;
+    qe_pool *pools;
+    uint32_t pool_count;
+    qe_weight_place *places; /* [weight_count], addresses NULL; objects QE_NONE for weights of other ranks */
+    uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object;
+    uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */
+    uint64_t slot_bytes;   /* of all pools: the activation memory of the rank */
+    uint32_t stream_compute, stream_caller;
+} qe_rank_plan;
+
+typedef struct qe_plan {
+    uint32_t ranks, stages, microbatches, weight_count;
+    qe_plan_options options;
+    const qe_model_ops *model_ops;
+    const void *model;
+    uint32_t *stage_rank;  /* [stages] */
+    qe_rank_plan *rank;    /* [ranks] */
+} qe_plan;
+
+/* Lowers a schedule and certifies the result: schedule check, then every rank's program by the ledger, then freedom
+ * from deadlock of all streams of all ranks together (rendezvous transfers, slots as counted).
+ * Requires:   model outlives the plan.
+ * On failure: QE_CONTRACT with *violations_out (and *counterexample_out for schedule rules; deinit it); or an operating
+ *             error. Owns: the caller destroys *plan_out. Thread: any. */
+qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, const void *model,
+                         const qe_plan_options *options, qe_plan **plan_out, qe_violations *violations_out,
+                         qe_counterexample *counterexample_out, qe_error *error_out);
+void qe_plan_destroy(qe_plan *plan);
+
+/* The pool of (stage, kind) on a rank, or NULL. */
+const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_slot_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
