@@ -1,0 +1,41 @@
+/* hash.c - the only file that compiles XXH3. */
+#define XXH_INLINE_ALL
+#include "base/hash.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+
+void qe_hash_init(qe_hash *hash) {
+    QE_ASSERT((uintptr_t)hash % 64 == 0);
+    XXH_errorcode code = XXH3_128bits_reset(&hash->state);
+    QE_ASSERT(code == XXH_OK);
+}
+
+void qe_hash_update(qe_hash *hash, const void *data, size_t bytes) {
+    if (bytes == 0) return;
+    XXH_errorcode code = XXH3_128bits_update(&hash->state, data, bytes);
+    QE_ASSERT(code == XXH_OK);
+}
+
+static qe_hash128 from_xxh(XXH128_hash_t hash) {
+    return (qe_hash128){.high = hash.high64, .low = hash.low64};
+}
+
+qe_hash128 qe_hash_digest(const qe_hash *hash) {
+    return from_xxh(XXH3_128bits_digest(&hash->state));
+}
+
+qe_hash128 qe_hash_bytes(const void *data, size_t bytes) {
+    return from_xxh(XXH3_128bits(bytes == 0 ? "" : data, bytes));
+}
+
+void qe_hash_text(qe_hash128 digest, char text_out[QE_HASH_TEXT_BYTES]) {
+    snprintf(text_out, QE_HASH_TEXT_BYTES, "%016" PRIx64 "%016" PRIx64, digest.high, digest.low);
+}
+
+uint64_t qe_hash_name(const char *name) {
+    return XXH3_64bits(name, strlen(name));
+}
