@@ -1,0 +1,62 @@
+# The commands of a person who has just cloned this. CMake and Ninja do the building; this file only puts set-up, build
+# and use in a row. Needs nothing but make and a Debian: tools/setup.sh installs what is missing.
+#
+#   make                 builds build/qeffect
+#   make train           trains the model of examples/quickstart.yaml
+#   make check           builds and passes all tests, the style check among them
+#   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
+#   make clean           removes what was built
+
+.PHONY: build setup train check check-sanitize check-asan check-tsan clean
+.DEFAULT_GOAL := build
+
+TEST_JOBS ?= 2
+# Sanitized programs are several times slower; a test that takes longer than this hangs.
+SANITIZED_TEST_SECONDS := 600
+# Some kernels place libraries where ThreadSanitizer's shadow memory must be; without address randomisation they do not.
+FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+# CMake's pages of findings are shown only where it fails.
+configure = mkdir -p $(1) && { cmake -G Ninja -S . -B $(1) $(2) >$(1)/configure.log 2>&1 \
+    || { cat $(1)/configure.log; exit 1; }; }
+MEMORY_SANITIZERS := address,undefined
+
+build: setup build/build.ninja
+	@echo "build: build/qeffect"
+	@ninja -C build qeffect_cli
+
+setup:
+	@sh tools/setup.sh
+
+build/build.ninja: CMakeLists.txt | setup
+	@echo "configure: build/"
+	@$(call configure,build,)
+
+train: build
+	@echo "train: build/qeffect train examples/quickstart.yaml"
+	@build/qeffect train examples/quickstart.yaml
+
+check: build
+	@echo "build: tests"
+	@ninja -C build
+	@echo "check: all tests"
+	@ctest --test-dir build --output-on-failure -j$(TEST_JOBS)
+
+check-sanitize: check-asan check-tsan
+
+check-asan: setup
+	@echo "check-asan: build-asan/ with address,undefined"
+	@$(call configure,build-asan,-DQE_SANITIZE=$(MEMORY_SANITIZERS) -DQE_DEBUG=ON)
+	@ninja -C build-asan
+	@UBSAN_OPTIONS=print_stacktrace=1 \
+	    ctest --test-dir build-asan --output-on-failure -j$(TEST_JOBS) --timeout $(SANITIZED_TEST_SECONDS)
+
+check-tsan: setup
+	@echo "check-tsan: build-tsan/ with thread"
+	@$(call configure,build-tsan,-DQE_SANITIZE=thread -DQE_DEBUG=ON)
+	@ninja -C build-tsan
+	@TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) \
+	    ctest --test-dir build-tsan --output-on-failure -j$(TEST_JOBS) --timeout $(SANITIZED_TEST_SECONDS)
+
+clean:
+	@echo "clean: build/ build-asan/ build-tsan/"
+	@rm -rf build build-asan build-tsan
