@@ -4,8 +4,9 @@
  * (ledger.h) judges programs and live submissions by the same rules. An op is one unit of submitted work. It declares
  * its effects on objects, with the version of each object that it was built for.
  *
- * Versions count from the state at the beginning of the program (`qe_object.counter`). A plan's program has counters
- * of 0 and is submitted again every step; the ledger adds the counters it finds at the step's beginning. */
+ * Versions count from the state at the beginning of the program (`qe_object.counter`), modulo 2^64: a handle that is
+ * older than the program has a version near 2^64. A plan's program has counters of 0 and is submitted again every
+ * step; the ledger adds the counters it finds at the step's beginning. */
 #ifndef QEFFECT_PROGRAM_H
 #define QEFFECT_PROGRAM_H
 
@@ -30,12 +31,22 @@ typedef enum qe_object_kind {
 typedef struct qe_object {
     char name[QE_NAME_BYTES];
     qe_object_kind kind;
-    uint64_t counter; /* epoch, generation or version at the beginning of the program */
+    uint64_t counter; /* epoch, generation, version or takes at the beginning of the program;
+                         buffer: 0 if nothing has written it yet, else all of it was written before */
     uint32_t due;     /* grad: deposits due per step; scale: records due per step (0: not checked) */
-    uint32_t weight;  /* cache, grad: object index of its weight */
+    uint32_t weight;  /* cache, grad: object index of its weight; grad: QE_NONE where it has none */
     uint32_t scale;   /* cache: object index of the scale it is made with, or QE_NONE */
     uint64_t bytes;   /* buffer: its size; others 0 */
+    uint64_t key_version, key_epoch; /* cache: absolute key that it holds at the beginning of the program */
+    uint8_t layouts, recipe;         /* cache: layouts and recipe that it holds then; layouts 0: it is empty */
 } qe_object;
+
+/* One place in the declared order of a gradient's deposits. */
+typedef struct qe_deposit {
+    uint32_t object; /* grad */
+    uint32_t microbatch;
+    uint16_t use;
+} qe_deposit;
 
 typedef enum qe_stream_role {
     QE_STREAM_COMPUTE,
@@ -108,6 +119,11 @@ typedef struct qe_item {
     uint32_t line;       /* trace: 1-based line; plan: 0 */
 } qe_item;
 
+enum {
+    QE_LABELS_MAX = 65536,     /* names of ops: a plan has some dozens */
+    QE_PROGRAM_MAX = 1u << 27, /* objects, items, effects or events of one program: indices stay far from QE_NONE */
+};
+
 typedef struct qe_label {
     char text[QE_NAME_BYTES]; /* "norm_quantize" ...: what the op is, for people */
 } qe_label;
@@ -119,21 +135,30 @@ typedef struct qe_program {
     qe_label *labels;
     qe_item *items;
     qe_effect *effects;
-    uint32_t object_count, stream_count, label_count, item_count, effect_count, event_count;
-    uint32_t object_capacity, stream_capacity, label_capacity, item_capacity, effect_capacity;
+    qe_deposit *deposits; /* orders of gradients, where declared: see qe_program_add_deposit */
+    uint32_t object_count, stream_count, label_count, item_count, effect_count, deposit_count, event_count;
+    uint32_t object_capacity, stream_capacity, label_capacity, item_capacity, effect_capacity, deposit_capacity;
 } qe_program;
 
 /* Pair: init/deinit on the caller's struct. deinit of a zeroed struct is a no-op. Thread: one. */
 void qe_program_init(qe_program *program);
 void qe_program_deinit(qe_program *program);
 
-/* Add one thing; *_out is its index. On failure (QE_ERROR_MEMORY, QE_ERROR_LIMIT) the program is unchanged. */
-qe_status qe_program_add_object(qe_program *program, const qe_object *object, uint32_t *index_out, qe_error *error_out);
-qe_status qe_program_add_stream(qe_program *program, const char *name, qe_stream_role role, uint32_t *index_out, qe_error *error_out);
+/* Add one thing; *_out is its index (may be NULL). References to other things must exist already, so that every
+ * program is well formed. On failure (QE_ERROR_MEMORY, QE_ERROR_LIMIT, QE_ERROR_ARGUMENT) the program is unchanged. */
+qe_status qe_program_add_object(qe_program *program, const qe_object *object, uint32_t *index_out,
+                                qe_error *error_out);
+qe_status qe_program_add_stream(qe_program *program, const char *name, qe_stream_role role, uint32_t *index_out,
+                                qe_error *error_out);
 /* Reuses an equal label. */
-qe_status qe_program_add_label(qe_program *program, const char *text, uint32_t *index_out, qe_error *error_out);
+qe_status qe_program_add_label(qe_program *program, const char *text, uint32_t *index_out,
+                               qe_error *error_out);
 /* Copies `count` effects behind the last and sets item's first_effect and effect_count. */
-qe_status qe_program_add_item(qe_program *program, const qe_item *item, const qe_effect *effects, uint32_t count, uint32_t *index_out, qe_error *error_out);
+qe_status qe_program_add_item(qe_program *program, const qe_item *item, const qe_effect *effects, uint32_t count,
+                              uint32_t *index_out, qe_error *error_out);
+/* Appends to the declared order of a gradient's deposits. A gradient with no declared order has that of the program's
+ * own deposits in a ledger, and ascending microbatches where a program is judged on its own (a trace). */
+qe_status qe_program_add_deposit(qe_program *program, const qe_deposit *deposit, qe_error *error_out);
 /* A new event; it has no record yet. */
 uint32_t qe_program_add_event(qe_program *program);
 

@@ -1,0 +1,14 @@
+/* effect.h - what kinds of effects mean, for the files of this room. */
+#ifndef QE_CORE_EFFECT_H
+#define QE_CORE_EFFECT_H
+
+#include "qeffect/program.h"
+
+/* Does the effect count as a write where order is judged? Uses and records of a scale commute, so both read. */
+int qe_effect_writes(const qe_effect *effect);
+
+/* Whether an item may be added to, or submitted beside, a program: all that it names exists. */
+qe_status qe_program_check_item(const qe_program *program, const qe_item *item, const qe_effect *effects,
+                                uint32_t count, qe_error *error_out);
+
+#endif
