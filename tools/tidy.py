@@ -74,7 +74,9 @@ CALLS_IN_CLI_ONLY = ("exit", "_exit", "quick_exit", "printf", "vprintf", "puts",
 STREAMS_IN_CLI_ONLY = ("stdout", "stderr")
 # The one place that may print and abort below the commands: it reports a bug of our own.
 LAST_WORDS = ("src/base/assert.c", "src/base/assert.h")
-OWNING_CALLS = re.compile(r"\b(?:malloc|calloc|realloc|strdup|fopen|fdopen|opendir|mmap|dlopen)\s*\(")
+# A local that takes something over; a field (`object->name = strdup(...)`) belongs to its object.
+OWNING_CALLS = re.compile(
+    r"(?<![\w.>])\w+\s*=\s*(?:malloc|calloc|realloc|strdup|fopen|fdopen|opendir|mmap|dlopen)\s*\(")
 
 RULE_ID = re.compile(
     r'"((?:scale|slot|weight|cache|grad|buffer|sync|schedule|step|graph|rng|seal|comm|checkpoint)\.[a-z]+)"')
