@@ -13,6 +13,7 @@ enum {
     QE_NAME_BYTES = 96,         /* object and parameter names, terminator included */
     QE_HISTORY_MAX = 65536,     /* amax history length; Transformer Engine's default is 1024 */
     QE_BLOCK = 128,             /* side of a quantization block, as Transformer Engine's Float8BlockScaling */
+    QE_MODEL_SIZE_MAX = 1 << 24, /* any one size of a model: keeps products of two within 64 bits by far */
     QE_ALIGN_BYTES = 64,        /* every placement; one cache line, one AVX-512 register */
 };
 

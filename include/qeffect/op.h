@@ -149,11 +149,16 @@ typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
     qe_quantize_target target; /* backward: rows T, columns (heads + 2 kv_heads) * head_dim */
 } qe_args_rope;
 
+/* Floats that attention needs as scratch, forward or backward. */
+static inline uint64_t qe_attention_scratch_floats(uint64_t sequence, uint64_t head_dim) {
+    return 2 * sequence * sequence + 4 * sequence * head_dim;
+}
+
 typedef struct qe_args_attention {
     const float *qkv; /* [T, (heads + 2 kv_heads) * head_dim], rotated */
     float *out;       /* [T, heads * head_dim] */
     float *lse;       /* [sequences, heads, sequence] log-sum-exp of the scaled scores, retained */
-    float *scratch;   /* [2 * sequence * sequence + 4 * sequence * head_dim] */
+    float *scratch;   /* [qe_attention_scratch_floats] */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
 } qe_args_attention;
 

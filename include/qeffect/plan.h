@@ -43,6 +43,7 @@ typedef struct qe_slot_place {
     char *at;            /* address; NULL in a plan */
     uint32_t object;     /* QE_NONE: the stage has no such slot (first and last stage, evaluation) */
     uint32_t generation; /* from the step's beginning */
+    uint16_t stage;      /* its owner: a neighbour's where a result is handed over on one rank */
 } qe_slot_place;
 
 typedef struct qe_weight_place {
@@ -61,8 +62,10 @@ typedef struct qe_frame {
     uint8_t set;            /* deposits of this action are the first of the step */
     qe_slot_place slot[QE_SLOT_KINDS];
     const qe_weight_place *weights; /* [weight_count], indexed by the model's weight index */
+    const char *constants;  /* what the model computes once: qe_model_ops.constant_fill */
     char *work;             /* scratch of the compute stream */
     uint32_t work_object;
+    uint64_t work_bytes;
     const int32_t *tokens, *targets; /* [T] of this microbatch */
     uint32_t tokens_object;
     double *loss;           /* [1] of this microbatch */
@@ -89,6 +92,8 @@ typedef struct qe_model_ops {
     uint32_t (*stages_max)(const void *model);
     uint64_t (*slot_bytes)(const void *model, uint32_t stage, uint32_t stages, qe_slot_kind kind);
     uint64_t (*work_bytes)(const void *model);
+    uint64_t (*constant_bytes)(const void *model);
+    void (*constant_fill)(const void *model, void *host_out); /* tables that never change, e.g. of RoPE */
     uint64_t (*cache_code_bytes)(const void *model, uint32_t weight);
     uint64_t (*cache_scale_count)(const void *model, uint32_t weight);
     uint32_t (*tokens)(const void *model); /* T of one microbatch */
@@ -137,7 +142,7 @@ typedef struct qe_pool {
     uint8_t kind;          /* qe_slot_kind */
     uint32_t count;
     uint64_t slot_bytes;
-    uint32_t first_object; /* program objects first_object .. + count */
+    uint32_t *objects;     /* [count] program objects */
 } qe_pool;
 
 typedef struct qe_rank_plan {
@@ -174,8 +179,15 @@ qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, c
                          qe_counterexample *counterexample_out, qe_error *error_out);
 void qe_plan_destroy(qe_plan *plan);
 
-/* The pool of (stage, kind) on a rank, or NULL. */
+/* The pool of (stage, kind) on a rank, or NULL where the stage has no such slot. */
 const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_slot_kind kind);
+
+/* Where a stage's slot of `kind` really is: a result for a neighbour on the same rank is written into the neighbour's
+ * own slot, so OUT_F of s is IN_F of s + 1 there, and OUT_B of s is IN_B of s - 1. */
+void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind, uint32_t *stage_out, qe_slot_kind *kind_out);
+
+/* Completes a frame's objects and generations from a unit; addresses stay as they are. */
+void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const qe_unit *unit, qe_frame *frame);
 
 #ifdef __cplusplus
 }

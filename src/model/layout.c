@@ -1,0 +1,185 @@
+/* layout.c - where everything of one microbatch lies: in slots I, X, Y and in the scratch of the compute stream.
+ * Only this file computes offsets; plan and step only learn the totals. */
+#include <stddef.h>
+#include "base/assert.h"
+#include "model/model.h"
+
+static uint64_t aligned(uint64_t bytes) {
+    return (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
+}
+
+static uint64_t take(uint64_t *end, uint64_t bytes) {
+    uint64_t begin = *end;
+    *end = aligned(begin + bytes);
+    return begin;
+}
+
+static uint64_t floats(uint64_t rows, uint64_t columns) {
+    return rows * columns * sizeof(float);
+}
+
+char *qe_at(char *base, uint64_t offset_bytes) {
+    return base == NULL ? NULL : base + offset_bytes;
+}
+
+uint32_t qe_linear_in(const qe_model *model, int linear) {
+    switch (linear) {
+        case QE_LINEAR_O: return model->config.heads * model->head_dim;
+        case QE_LINEAR_DOWN: return model->config.ffn;
+        default: return model->config.hidden;
+    }
+}
+
+uint32_t qe_linear_out(const qe_model *model, int linear) {
+    switch (linear) {
+        case QE_LINEAR_QKV: return model->qkv_columns;
+        case QE_LINEAR_GATE_UP: return 2 * model->config.ffn;
+        default: return model->config.hidden;
+    }
+}
+
+static uint32_t widest(const qe_model *model) {
+    uint32_t most = model->config.hidden;
+    for (int linear = 0; linear < QE_LINEARS; linear++) {
+        if (qe_linear_in(model, linear) > most) most = qe_linear_in(model, linear);
+        if (qe_linear_out(model, linear) > most) most = qe_linear_out(model, linear);
+    }
+    return most;
+}
+
+qe_work_layout qe_work_layout_of(const qe_model *model) {
+    qe_work_layout work = {0};
+    uint64_t wide = floats(model->tokens, widest(model));
+    uint64_t residual = floats(model->tokens, model->config.hidden);
+    work.decoded = take(&work.bytes, wide);
+    work.decoded_dy = take(&work.bytes, wide);
+    work.product = take(&work.bytes, wide);
+    work.product_wide = take(&work.bytes, wide);
+    work.grad[0] = take(&work.bytes, residual);
+    work.grad[1] = take(&work.bytes, residual);
+    work.attention = take(&work.bytes, qe_attention_scratch_floats(model->config.sequence, model->head_dim) * sizeof(float));
+    return work;
+}
+
+qe_saved_layout qe_saved_layout_of(const qe_model *model, uint64_t begin, int with_input) {
+    const qe_model_config *c = &model->config;
+    qe_saved_layout saved = {.end = begin};
+    saved.input = take(&saved.end, with_input ? floats(model->tokens, c->hidden) : 0);
+    saved.rstd_input = take(&saved.end, floats(model->tokens, 1));
+    saved.qkv = take(&saved.end, floats(model->tokens, model->qkv_columns));
+    saved.lse = take(&saved.end, floats(model->tokens, c->heads));
+    saved.residual = take(&saved.end, floats(model->tokens, c->hidden));
+    saved.rstd_post = take(&saved.end, floats(model->tokens, 1));
+    saved.gate_up = take(&saved.end, floats(model->tokens, 2ull * c->ffn));
+    return saved;
+}
+
+static uint64_t retained_scale_count(const qe_model *model, uint32_t columns) {
+    switch (model->recipe.kind) {
+        case QE_RECIPE_BLOCK: return (uint64_t)((model->tokens + QE_BLOCK - 1) / QE_BLOCK) * columns;
+        case QE_RECIPE_DELAYED:
+        case QE_RECIPE_CURRENT: return 1;
+        default: return 0;
+    }
+}
+
+qe_retained_layout qe_retained_layout_of(const qe_model *model, uint64_t begin, uint32_t columns, qe_format format) {
+    qe_retained_layout retained = {.end = begin};
+    retained.codes = take(&retained.end, (uint64_t)model->tokens * columns * qe_format_bytes(format));
+    retained.scale_inv = take(&retained.end, retained_scale_count(model, columns) * sizeof(float));
+    return retained;
+}
+
+void qe_stage_decoders(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t *first_out, uint32_t *last_out) {
+    QE_ASSERT(stage < stages);
+    *first_out = (uint32_t)((uint64_t)model->config.layers * stage / stages);
+    *last_out = (uint32_t)((uint64_t)model->config.layers * (stage + 1) / stages);
+}
+
+int qe_saved_with_input(uint32_t stage, uint32_t first, uint32_t decoder) {
+    return decoder != first || stage == 0; /* the embedding writes into its successor's input */
+}
+
+uint64_t qe_saved_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder) {
+    uint32_t first, last;
+    qe_stage_decoders(model, stage, stages, &first, &last);
+    uint64_t end = 0;
+    for (uint32_t d = first; d < decoder; d++) end = qe_saved_layout_of(model, end, qe_saved_with_input(stage, first, d)).end;
+    return end;
+}
+
+qe_format qe_model_format(const qe_model *model, int gradient) {
+    switch (model->recipe.kind) {
+        case QE_RECIPE_BF16: return QE_FORMAT_BF16;
+        case QE_RECIPE_FP32: return QE_FORMAT_FP32;
+        case QE_RECIPE_BLOCK: return QE_FORMAT_E4M3;
+        default: return gradient ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3; /* HYBRID */
+    }
+}
+
+/* Slot X keeps the inputs of the linears, slot Y the gradients of their outputs, decoder by decoder. */
+static uint64_t retained_end(const qe_model *model, uint64_t begin, int linear, qe_slot_kind kind) {
+    int gradient = kind == QE_SLOT_Y;
+    uint32_t columns = gradient ? qe_linear_out(model, linear) : qe_linear_in(model, linear);
+    return qe_retained_layout_of(model, begin, columns, qe_model_format(model, gradient)).end;
+}
+
+uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder, int linear, qe_slot_kind kind) {
+    uint32_t first, last;
+    qe_stage_decoders(model, stage, stages, &first, &last);
+    uint64_t end = 0;
+    for (uint32_t d = first; d < decoder; d++)
+        for (int l = 0; l < QE_LINEARS; l++) end = retained_end(model, end, l, kind);
+    for (int l = 0; l < linear; l++) end = retained_end(model, end, l, kind);
+    return end;
+}
+
+uint64_t qe_head_input(const qe_model *model, uint32_t stages) {
+    return qe_saved_begin(model, stages - 1, stages, model->config.layers);
+}
+
+uint64_t qe_head_rstd(const qe_model *model, uint32_t stages) {
+    return aligned(qe_head_input(model, stages) + floats(model->tokens, model->config.hidden));
+}
+
+uint64_t qe_head_normed(const qe_model *model, uint32_t stages) {
+    return qe_retained_begin(model, stages - 1, stages, model->config.layers, 0, QE_SLOT_X);
+}
+
+uint64_t qe_head_logits(const qe_model *model, uint32_t stages) {
+    return aligned(qe_head_normed(model, stages) + floats(model->tokens, model->config.hidden));
+}
+
+uint64_t qe_model_logits_offset_bytes(const qe_model *model, uint32_t stages) {
+    return qe_head_logits(model, stages);
+}
+
+static uint64_t saved_bytes(const qe_model *model, uint32_t stage, uint32_t stages) {
+    uint32_t first, last;
+    qe_stage_decoders(model, stage, stages, &first, &last);
+    if (stage + 1 == stages) return aligned(qe_head_rstd(model, stages) + floats(model->tokens, 1));
+    return qe_saved_begin(model, stage, stages, last);
+}
+
+static uint64_t retained_bytes(const qe_model *model, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
+    uint32_t first, last;
+    qe_stage_decoders(model, stage, stages, &first, &last);
+    if (kind == QE_SLOT_X && stage + 1 == stages)
+        return aligned(qe_head_logits(model, stages) + floats(model->tokens, model->config.vocab));
+    return qe_retained_begin(model, stage, stages, last, 0, kind);
+}
+
+uint64_t qe_model_slot_bytes(const void *opaque, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
+    const qe_model *model = opaque;
+    uint64_t boundary = aligned(floats(model->tokens, model->config.hidden));
+    switch (kind) {
+        case QE_SLOT_I: return saved_bytes(model, stage, stages);
+        case QE_SLOT_X:
+        case QE_SLOT_Y: return retained_bytes(model, stage, stages, kind);
+        case QE_SLOT_IN_F:
+        case QE_SLOT_OUT_B: return stage > 0 ? boundary : 0;
+        case QE_SLOT_OUT_F:
+        case QE_SLOT_IN_B: return stage + 1 < stages ? boundary : 0;
+        default: return 0;
+    }
+}

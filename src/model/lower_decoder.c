@@ -1,0 +1,298 @@
+/* lower_decoder.c - one decoder layer: ten forward ops, eleven input-gradient ops, four weight-gradient ops. */
+#include <stddef.h>
+#include "base/assert.h"
+#include "model/model.h"
+
+typedef struct layer_places {
+    qe_saved_layout at;
+    char *saved; /* slot I */
+} layer_places;
+
+static layer_places places_of(const qe_lowering *lowering, uint32_t decoder) {
+    const qe_frame *frame = lowering->frame;
+    uint64_t begin = qe_saved_begin(lowering->model, frame->stage, frame->stages, decoder);
+    int with_input = qe_saved_with_input(frame->stage, lowering->first, decoder);
+    return (layer_places){qe_saved_layout_of(lowering->model, begin, with_input), frame->slot[QE_SLOT_I].at};
+}
+
+static float *saved(const layer_places *places, uint64_t offset_bytes) {
+    return (float *)(void *)qe_at(places->saved, offset_bytes);
+}
+
+static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
+    return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
+}
+
+static qe_status emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects) {
+    return lowering->sink->op(lowering->sink->context, op, effects->list, effects->count);
+}
+
+/* Scratch written, the quantized tensor retained, its scale used and recorded. */
+static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear, int role) {
+    qe_effects_work(effects, lowering->frame);
+    if (lowering->frame->training) qe_effects_borrow(effects, lowering->frame, role == QE_SCALE_X ? QE_SLOT_X : QE_SLOT_Y, 1);
+    qe_effects_scale(effects, lowering->frame, qe_weight_linear(lowering->model, decoder, linear), role);
+}
+
+static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const float *x, qe_slot_kind x_slot, float *rstd) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    int linear = gain == QE_GAIN_INPUT ? QE_LINEAR_QKV : QE_LINEAR_GATE_UP;
+    uint32_t weight = qe_weight_gain(model, decoder, gain);
+    qe_op op = {.kind = QE_OP_NORM_QUANTIZE};
+    op.args.norm = (qe_args_norm){
+        .x = x, .gain = frame->weights[weight].master, .rstd = rstd,
+        .target = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X),
+        .epsilon = model->config.norm_epsilon, .rows = model->tokens, .hidden = model->config.hidden,
+    };
+    qe_effects effects = {.count = 0};
+    if (x_slot != QE_SLOT_I) qe_effects_borrow(&effects, frame, x_slot, 0);
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
+    qe_effects_weight_read(&effects, frame, weight);
+    quantized_effects(&effects, lowering, decoder, linear, QE_SCALE_X);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const float *residual,
+                                qe_slot_kind residual_slot, float *y, qe_slot_kind y_slot) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_linear(model, decoder, linear);
+    qe_op op = {.kind = QE_OP_LINEAR};
+    op.args.linear = (qe_args_linear){
+        .x = scratch(lowering, lowering->work.decoded), .w = frame->weights[weight].cache_decoded,
+        .residual = residual, .y = y,
+        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear),
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_work(&effects, frame);
+    qe_effects_cache_use(&effects, model, frame, weight);
+    if (residual != NULL && residual_slot != y_slot) qe_effects_borrow(&effects, frame, residual_slot, 0);
+    qe_effects_borrow(&effects, frame, y_slot, 1);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
+    const qe_model *model = lowering->model;
+    const float *cosine = (const float *)(const void *)lowering->frame->constants;
+    qe_op op = {.kind = QE_OP_ROPE};
+    op.args.rope = (qe_args_rope){
+        .qkv = saved(places, places->at.qkv), .cosine = cosine,
+        .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
+        .rows = model->tokens, .sequence = model->config.sequence,
+        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status attention(const qe_lowering *lowering, const layer_places *places) {
+    const qe_model *model = lowering->model;
+    qe_op op = {.kind = QE_OP_ATTENTION};
+    op.args.attention = (qe_args_attention){
+        .qkv = saved(places, places->at.qkv), .lse = saved(places, places->at.lse),
+        .out = scratch(lowering, lowering->work.product), .scratch = scratch(lowering, lowering->work.attention),
+        .sequences = model->config.sequences, .sequence = model->config.sequence,
+        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
+    qe_effects_work(&effects, lowering->frame);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const float *x, int x_slot) {
+    qe_op op = {.kind = QE_OP_QUANTIZE};
+    qe_quantize_target target = qe_lowering_target(lowering, decoder, linear, role);
+    op.args.quantize = (qe_args_quantize){.x = x, .rows = target.retained.rows, .columns = target.retained.columns, .target = target};
+    qe_effects effects = {.count = 0};
+    if (x_slot != QE_SLOT_KINDS) qe_effects_borrow(&effects, lowering->frame, (qe_slot_kind)x_slot, 0);
+    quantized_effects(&effects, lowering, decoder, linear, role);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
+    const qe_model *model = lowering->model;
+    qe_op op = {.kind = QE_OP_SWIGLU_QUANTIZE};
+    op.args.swiglu = (qe_args_swiglu){
+        .gate_up = saved(places, places->at.gate_up), .rows = model->tokens, .ffn = model->config.ffn,
+        .decoded_scratch = scratch(lowering, lowering->work.product),
+        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X),
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
+    quantized_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder) {
+    layer_places places = places_of(lowering, decoder);
+    const float *input = qe_lowering_input(lowering, decoder);
+    qe_slot_kind input_slot = qe_lowering_input_slot(lowering, decoder);
+    float *residual = saved(&places, places.at.residual);
+    QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_INPUT, input, input_slot, saved(&places, places.at.rstd_input)));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_I, saved(&places, places.at.qkv), QE_SLOT_I));
+    QE_TRY(rope(lowering, &places));
+    QE_TRY(attention(lowering, &places));
+    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, scratch(lowering, lowering->work.product), QE_SLOT_KINDS));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
+    QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_I, saved(&places, places.at.gate_up), QE_SLOT_I));
+    QE_TRY(swiglu(lowering, decoder, &places));
+    return linear_forward(lowering, decoder, QE_LINEAR_DOWN, residual, QE_SLOT_I, qe_lowering_output(lowering, decoder),
+                          qe_lowering_output_slot(lowering, decoder));
+}
+
+static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder, int linear) {
+    const qe_model *model = lowering->model;
+    uint32_t weight = qe_weight_linear(model, decoder, linear);
+    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
+    op.args.linear_input_grad = (qe_args_linear_input_grad){
+        .dy = scratch(lowering, lowering->work.decoded), .w = lowering->frame->weights[weight].cache_decoded,
+        .dx = scratch(lowering, lowering->work.product),
+        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear),
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_work(&effects, lowering->frame);
+    qe_effects_cache_use(&effects, model, lowering->frame, weight);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
+    const qe_model *model = lowering->model;
+    qe_op op = {.kind = QE_OP_SWIGLU_BACKWARD_QUANTIZE};
+    op.args.swiglu_backward = (qe_args_swiglu_backward){
+        .gate_up = saved(places, places->at.gate_up), .dy = scratch(lowering, lowering->work.product),
+        .dgate_up = scratch(lowering, lowering->work.product_wide), .rows = model->tokens, .ffn = model->config.ffn,
+        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY),
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
+    quantized_effects(&effects, lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY);
+    return emit(lowering, &op, &effects);
+}
+
+typedef struct norm_places { /* gradient around and through a norm */
+    const float *x, *rstd, *residual;
+    float *dx;
+    int x_slot, residual_slot, dx_slot; /* QE_SLOT_KINDS: scratch */
+} norm_places;
+
+static void borrow_unless(qe_effects *effects, const qe_frame *frame, int kind, int write) {
+    if (kind != QE_SLOT_KINDS && kind != QE_SLOT_I) qe_effects_borrow(effects, frame, (qe_slot_kind)kind, write);
+}
+
+static qe_status norm_backward(const qe_lowering *lowering, uint32_t decoder, int gain, const norm_places *at) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_gain(model, decoder, gain);
+    qe_op op = {.kind = QE_OP_NORM_BACKWARD};
+    op.args.norm_backward = (qe_args_norm_backward){
+        .dy = scratch(lowering, lowering->work.product), .x = at->x, .rstd = at->rstd,
+        .gain = frame->weights[weight].master, .residual = at->residual, .dx = at->dx,
+        .gain_grad = frame->weights[weight].grad,
+        .rows = model->tokens, .hidden = model->config.hidden, .set = frame->set,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_work(&effects, frame);
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
+    borrow_unless(&effects, frame, at->x_slot, 0);
+    borrow_unless(&effects, frame, at->residual_slot, 0);
+    borrow_unless(&effects, frame, at->dx_slot, 1);
+    qe_effects_weight_read(&effects, frame, weight);
+    qe_effects_deposit(&effects, frame, weight);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status attention_backward(const qe_lowering *lowering, const layer_places *places) {
+    const qe_model *model = lowering->model;
+    qe_op op = {.kind = QE_OP_ATTENTION_BACKWARD};
+    op.args.attention_backward = (qe_args_attention_backward){
+        .qkv = saved(places, places->at.qkv), .lse = saved(places, places->at.lse),
+        .dout = scratch(lowering, lowering->work.product), .dqkv = scratch(lowering, lowering->work.product_wide),
+        .scratch = scratch(lowering, lowering->work.attention),
+        .sequences = model->config.sequences, .sequence = model->config.sequence,
+        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
+    qe_effects_work(&effects, lowering->frame);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
+    const qe_model *model = lowering->model;
+    const float *cosine = (const float *)(const void *)lowering->frame->constants;
+    qe_op op = {.kind = QE_OP_ROPE_BACKWARD_QUANTIZE};
+    op.args.rope = (qe_args_rope){
+        .qkv = scratch(lowering, lowering->work.product_wide), .cosine = cosine,
+        .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
+        .rows = model->tokens, .sequence = model->config.sequence,
+        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY),
+    };
+    qe_effects effects = {.count = 0};
+    quantized_effects(&effects, lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places, float *through) {
+    int dy_slot;
+    const float *dy = qe_lowering_dy(lowering, decoder, &dy_slot);
+    norm_places norm = {
+        .x = saved(places, places->at.residual), .x_slot = QE_SLOT_I, .rstd = saved(places, places->at.rstd_post),
+        .residual = dy, .residual_slot = dy_slot, .dx = through, .dx_slot = QE_SLOT_KINDS,
+    };
+    QE_TRY(quantize(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY, dy, dy_slot));
+    QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_DOWN));
+    QE_TRY(swiglu_backward(lowering, decoder, places));
+    QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_GATE_UP));
+    return norm_backward(lowering, decoder, QE_GAIN_POST, &norm);
+}
+
+static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places, const float *through) {
+    norm_places norm = {
+        .x = qe_lowering_input(lowering, decoder), .x_slot = qe_lowering_input_slot(lowering, decoder),
+        .rstd = saved(places, places->at.rstd_input), .residual = through, .residual_slot = QE_SLOT_KINDS,
+    };
+    norm.dx = qe_lowering_dx(lowering, decoder, &norm.dx_slot);
+    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_DY, through, QE_SLOT_KINDS));
+    QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_O));
+    QE_TRY(attention_backward(lowering, places));
+    QE_TRY(rope_backward(lowering, decoder));
+    QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_QKV));
+    return norm_backward(lowering, decoder, QE_GAIN_INPUT, &norm);
+}
+
+qe_status qe_lower_decoder_input_grad(const qe_lowering *lowering, uint32_t decoder) {
+    layer_places places = places_of(lowering, decoder);
+    float *through = scratch(lowering, lowering->work.grad[decoder % 2]); /* where dx goes too, unless it leaves the stage */
+    QE_TRY(feed_forward_input_grad(lowering, decoder, &places, through));
+    return attention_input_grad(lowering, decoder, &places, through);
+}
+
+static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decoder, int linear) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_linear(model, decoder, linear);
+    qe_op op = {.kind = QE_OP_LINEAR_WEIGHT_GRAD};
+    op.args.linear_weight_grad = (qe_args_linear_weight_grad){
+        .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).retained,
+        .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).retained,
+        .scratch_x = scratch(lowering, lowering->work.decoded), .scratch_dy = scratch(lowering, lowering->work.decoded_dy),
+        .grad = frame->weights[weight].grad,
+        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear), .set = frame->set,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
+    qe_effects_borrow(&effects, frame, QE_SLOT_Y, 0);
+    qe_effects_work(&effects, frame);
+    qe_effects_deposit(&effects, frame, weight);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_decoder_weight_grad(const qe_lowering *lowering, uint32_t decoder) {
+    for (int linear = QE_LINEARS; linear-- > 0;) QE_TRY(linear_weight_grad(lowering, decoder, linear));
+    return QE_OK;
+}

@@ -1,0 +1,199 @@
+/* lower_ends.c - what stands around the decoders: weight caches, embedding, final norm, head and loss (all fp32). */
+#include <stddef.h>
+#include "base/assert.h"
+#include "model/model.h"
+
+static qe_status emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects) {
+    return lowering->sink->op(lowering->sink->context, op, effects->list, effects->count);
+}
+
+static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
+    return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
+}
+
+static float *in_slot(const qe_lowering *lowering, qe_slot_kind kind, uint64_t offset_bytes) {
+    return (float *)(void *)qe_at(lowering->frame->slot[kind].at, offset_bytes);
+}
+
+static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    const qe_weight_place *place = &frame->weights[weight];
+    const qe_weight_info *info = &model->weights[weight];
+    qe_scale_state *state = place->scale[QE_SCALE_W];
+    qe_op op = {.kind = QE_OP_QUANTIZE_WEIGHT};
+    op.args.quantize_weight = (qe_args_quantize_weight){
+        .w = place->master, .rows = info->rows, .columns = info->columns,
+        .target = {
+            .recipe = (uint8_t)model->recipe.kind, .format = (uint8_t)qe_model_format(model, 0),
+            .scale = state == NULL ? NULL : &state->scale,
+            .amax = state == NULL || !frame->training ? NULL : &state->amax,
+            .decoded = place->cache_decoded,
+            .retained = {.codes = place->cache_codes, .scale_inv = place->cache_scale_inv, .rows = info->rows, .columns = info->columns,
+                         .format = (uint8_t)qe_model_format(model, 0),
+                         .blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_TILE : QE_BLOCKING_TENSOR},
+        },
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_weight_read(&effects, frame, weight);
+    qe_effects_cache_fill(&effects, model, frame, weight);
+    qe_effects_scale(&effects, frame, weight, QE_SCALE_W);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_fill(const qe_lowering *lowering) {
+    for (uint32_t decoder = lowering->first; decoder < lowering->last; decoder++)
+        for (int linear = 0; linear < QE_LINEARS; linear++)
+            QE_TRY(fill_one(lowering, qe_weight_linear(lowering->model, decoder, linear)));
+    return QE_OK;
+}
+
+static void read_tokens(qe_effects *effects, const qe_lowering *lowering) {
+    uint64_t bytes = 2ull * lowering->model->tokens * sizeof(int32_t); /* tokens and targets of one microbatch */
+    uint64_t begin = lowering->frame->microbatch * bytes;
+    qe_effects_buffer(effects, lowering->frame->tokens_object, 0, begin, begin + bytes);
+}
+
+qe_status qe_lower_embed_forward(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint64_t begin = qe_saved_begin(model, frame->stage, frame->stages, lowering->first);
+    qe_op op = {.kind = QE_OP_EMBED};
+    op.args.embed = (qe_args_embed){
+        .tokens = frame->tokens, .table = frame->weights[qe_weight_embed()].master,
+        .y = in_slot(lowering, QE_SLOT_I, qe_saved_layout_of(model, begin, 1).input),
+        .tokens_count = model->tokens, .hidden = model->config.hidden,
+    };
+    qe_effects effects = {.count = 0};
+    read_tokens(&effects, lowering);
+    qe_effects_weight_read(&effects, frame, qe_weight_embed());
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    qe_op op = {.kind = QE_OP_EMBED_BACKWARD};
+    op.args.embed_backward = (qe_args_embed_backward){
+        .tokens = frame->tokens, .dy = dx, .grad = frame->weights[qe_weight_embed()].grad,
+        .tokens_count = model->tokens, .hidden = model->config.hidden, .vocab = model->config.vocab, .set = frame->set,
+    };
+    qe_effects effects = {.count = 0};
+    read_tokens(&effects, lowering);
+    qe_effects_work(&effects, frame);
+    qe_effects_deposit(&effects, frame, qe_weight_embed());
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status final_norm(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_final_gain(model);
+    qe_op op = {.kind = QE_OP_NORM};
+    op.args.norm = (qe_args_norm){
+        .x = qe_lowering_input(lowering, lowering->last), .gain = frame->weights[weight].master,
+        .rstd = in_slot(lowering, QE_SLOT_I, qe_head_rstd(model, frame->stages)),
+        .y = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
+        .epsilon = model->config.norm_epsilon, .rows = model->tokens, .hidden = model->config.hidden,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
+    qe_effects_weight_read(&effects, frame, weight);
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status head_linear(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    qe_op op = {.kind = QE_OP_LINEAR};
+    op.args.linear = (qe_args_linear){
+        .x = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
+        .w = frame->weights[qe_weight_head(model)].master,
+        .y = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
+        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
+    qe_effects_weight_read(&effects, frame, qe_weight_head(model));
+    return emit(lowering, &op, &effects);
+}
+
+static qe_status cross_entropy(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    qe_op op = {.kind = QE_OP_CROSS_ENTROPY};
+    op.args.cross_entropy = (qe_args_cross_entropy){
+        .logits = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)), .targets = frame->targets,
+        .loss = frame->loss, .gradient_scale = frame->gradient_scale,
+        .rows = model->tokens, .vocab = model->config.vocab, .backward = frame->training,
+    };
+    qe_effects effects = {.count = 0};
+    read_tokens(&effects, lowering);
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
+    uint64_t begin = frame->microbatch * sizeof(double);
+    qe_effects_buffer(&effects, frame->loss_object, 1, begin, begin + sizeof(double));
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_head_forward(const qe_lowering *lowering) {
+    QE_TRY(final_norm(lowering));
+    QE_TRY(head_linear(lowering));
+    return cross_entropy(lowering);
+}
+
+static qe_status head_product_grad(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
+    op.args.linear_input_grad = (qe_args_linear_input_grad){
+        .dy = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
+        .w = frame->weights[qe_weight_head(model)].master, .dx = scratch(lowering, lowering->work.product),
+        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
+    qe_effects_weight_read(&effects, frame, qe_weight_head(model));
+    qe_effects_work(&effects, frame);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_final_gain(model);
+    QE_TRY(head_product_grad(lowering));
+    qe_op op = {.kind = QE_OP_NORM_BACKWARD};
+    op.args.norm_backward = (qe_args_norm_backward){
+        .dy = scratch(lowering, lowering->work.product), .x = qe_lowering_input(lowering, lowering->last),
+        .rstd = in_slot(lowering, QE_SLOT_I, qe_head_rstd(model, frame->stages)),
+        .gain = frame->weights[weight].master, .dx = dx, .gain_grad = frame->weights[weight].grad,
+        .rows = model->tokens, .hidden = model->config.hidden, .set = frame->set,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_work(&effects, frame);
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
+    qe_effects_weight_read(&effects, frame, weight);
+    qe_effects_deposit(&effects, frame, weight);
+    return emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
+    const qe_model *model = lowering->model;
+    const qe_frame *frame = lowering->frame;
+    uint32_t weight = qe_weight_head(model);
+    qe_op op = {.kind = QE_OP_LINEAR_WEIGHT_GRAD};
+    op.args.linear_weight_grad = (qe_args_linear_weight_grad){
+        .x = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
+              .rows = model->tokens, .columns = model->config.hidden, .format = QE_FORMAT_FP32},
+        .dy = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
+               .rows = model->tokens, .columns = model->config.vocab, .format = QE_FORMAT_FP32},
+        .grad = frame->weights[weight].grad,
+        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab, .set = frame->set,
+    };
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
+    qe_effects_deposit(&effects, frame, weight);
+    return emit(lowering, &op, &effects);
+}
