@@ -9,6 +9,7 @@
 
 .PHONY: build setup train check check-sanitize check-asan check-tsan clean
 .DEFAULT_GOAL := build
+.DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
 TEST_JOBS ?= 2
 # Sanitized programs are several times slower; a test that takes longer than this hangs.
