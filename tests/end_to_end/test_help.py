@@ -1,0 +1,64 @@
+"""Every command explains itself, and a slip on the command line is answered with the way to the explanation."""
+import json
+import unittest
+
+from support import ERROR, GOOD, USAGE, Case
+
+COMMANDS = (("train",), ("generate",), ("check",), ("schedule",), ("trace", "check"), ("bench",))
+
+
+class Help(Case):
+    def test_the_program_lists_every_command(self):
+        done = self.succeed("--help")
+        for command in COMMANDS:
+            self.assertIn(" ".join(command), done.stdout)
+
+    def test_every_command_teaches_usage_options_and_an_example(self):
+        for command in COMMANDS:
+            with self.subTest(command=command):
+                text = self.succeed(*command, "--help").stdout
+                self.assertIn("qeffect " + " ".join(command), text)
+                self.assertIn("--json", text)
+                self.assertGreaterEqual(text.count("qeffect " + " ".join(command)), 2, "usage, and an example")
+
+    def test_help_fits_a_terminal(self):
+        for command in ((),) + COMMANDS:
+            for line in self.succeed(*command, "--help").stdout.split("\n"):
+                self.assertLessEqual(len(line), 120, f"{command}: {line}")
+
+    def test_without_a_command_the_program_says_how_to_use_it(self):
+        self.refuse(USAGE, ["qeffect", "--help"])
+
+    def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(self):
+        self.refuse(USAGE, ["trian", "train"], "trian")
+
+    def test_an_unknown_option_is_a_usage_error(self):
+        for command in COMMANDS:
+            with self.subTest(command=command):
+                self.refuse(USAGE, ["--no-such-option", "--help"], *command, "--no-such-option")
+
+    def test_an_option_without_its_value_is_a_usage_error(self):
+        self.refuse(USAGE, ["--ranks"], "schedule", "1f1b", "--ranks")
+
+    def test_too_few_and_too_many_arguments_are_usage_errors(self):
+        self.refuse(USAGE, ["--help"], "check")
+        self.refuse(USAGE, ["--help"], "check", "1f1b", "gpipe")
+
+    def test_numbers_on_the_command_line_are_read_strictly(self):
+        for value in ("4x", "-1", "", "1e3", "99999999999999999999", "0x4", "4.0", "nan"):
+            with self.subTest(value=value):
+                self.refuse(USAGE, ["--ranks"], "schedule", "1f1b", f"--ranks={value}")
+
+    def test_an_error_with_json_is_one_document(self):
+        done = self.run_program("train", "absent.yaml", "--json")
+        self.assertEqual(done.returncode, ERROR)
+        self.assertIn("absent.yaml", json.dumps(json.loads(done.stdout)["error"]))
+
+    def test_the_version_is_told(self):
+        done = self.run_program("--version")
+        self.assertEqual(done.returncode, GOOD)
+        self.assertRegex(done.stdout, r"qeffect \d+\.\d+\.\d+")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,175 @@
+"""A configuration that is wrong is refused with its file and line, before anything is trained or written."""
+import os
+import unittest
+
+from support import CONTRACT, ERROR, TINY, USAGE, Case
+
+
+def line_of(text, part):
+    return text[:text.index(part)].count("\n") + 1
+
+
+class HostileConfiguration(Case):
+    def refuse_configuration(self, configuration, *words):
+        self.write_tiny(configuration)
+        before = sorted(os.listdir(self.folder))
+        done = self.refuse(ERROR, ["tiny.yaml", *words], "train", "tiny.yaml")
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+        return done
+
+    def refuse_line(self, old, new, *words):
+        """TINY with one line replaced is refused, and the complaint points at that line."""
+        self.assertIn(old, TINY)
+        configuration = TINY.replace(old, new, 1)
+        return self.refuse_configuration(configuration, f"tiny.yaml:{line_of(configuration, new.strip())}", *words)
+
+    def test_an_empty_configuration_is_refused(self):
+        for content in ("", "\n\n", "# only a comment\n", "---\n"):
+            with self.subTest(content=content):
+                self.refuse_configuration(content)
+
+    def test_a_missing_configuration_is_refused(self):
+        self.refuse(ERROR, ["absent.yaml"], "train", "absent.yaml")
+
+    def test_a_folder_is_no_configuration(self):
+        os.mkdir(self.path("folder"))
+        self.refuse(ERROR, ["folder"], "train", "folder")
+
+    def test_what_is_not_a_mapping_is_refused(self):
+        for content in ("42\n", "- a\n- b\n", "text\n", "model\n", "[1, 2]\n"):
+            with self.subTest(content=content):
+                self.refuse_configuration(content)
+
+    def test_broken_yaml_is_refused(self):
+        for content in ("model: [1, 2\n", "model:\n\tlayers: 2\n", "a: b: c\n", "\"open\n", "model: {layers: 2\n"):
+            with self.subTest(content=content):
+                self.refuse_configuration(content)
+
+    def test_bytes_that_are_no_text_are_refused(self):
+        for content in (b"\x00\x01\x02\x03" * 64, b"model:\n  layers: \xff\xfe\n", bytes(range(256))):
+            with self.subTest(content=content[:16]):
+                self.write("tiny.yaml", content)
+                self.refuse(ERROR, ["tiny.yaml"], "train", "tiny.yaml")
+
+    def test_anchors_tags_and_several_documents_are_refused(self):
+        self.refuse_configuration("model: &m\n  layers: 2\ntrain: *m\n")
+        self.refuse_configuration("model: !!python/object:os.system\n  layers: 2\n")
+        self.refuse_configuration(TINY + "---\n" + TINY)
+
+    def test_deep_nesting_and_huge_files_are_refused(self):
+        self.refuse_configuration("model: " + "{a: " * 5000 + "1" + "}" * 5000 + "\n")
+        self.refuse_configuration("# " + "x" * (2 << 20) + "\n" + TINY)
+
+    def test_a_misspelt_key_is_refused_with_the_nearest_right_one(self):
+        self.refuse_line("  layers: 2\n", "  layrs: 2\n", "layrs", "layers")
+        self.refuse_line("  microbatches: 4\n", "  micro_batches: 4\n", "micro_batches", "microbatches")
+        self.refuse_line("pipeline:\n", "pipelin:\n", "pipelin", "pipeline")
+
+    def test_a_key_that_comes_twice_is_refused(self):
+        self.refuse_configuration(TINY.replace("  layers: 2\n", "  layers: 2\n  layers: 2\n"), "tiny.yaml:3", "layers")
+
+    def test_whole_numbers_are_read_strictly(self):
+        for value in ("4x", "010", "nan", "4.0", "-1", "1e3", "0x10", "", "~", "true", "[4]", "{a: 4}", "\"4 \"",
+                      "99999999999999999999999", "4 4", "4_000", ".inf"):
+            with self.subTest(value=value):
+                self.refuse_line("  layers: 2\n", f"  layers: {value}\n", "layers")
+
+    def test_numbers_must_be_finite_and_possible(self):
+        for key, value in (("learning_rate", "nan"), ("learning_rate", ".inf"), ("learning_rate", "-1e-3"),
+                           ("learning_rate", "fast"), ("learning_rate", "1e999"), ("beta1", "1.0"), ("beta2", "1.5"),
+                           ("weight_decay", "-0.1"), ("epsilon", "-1e-8"), ("gradient_clip", "-1")):
+            with self.subTest(key=key, value=value):
+                self.refuse_line("  warmup: 1\n", f"  warmup: 1\n  {key}: {value}\n".replace("  warmup: 1\n", ""), key)
+
+    def test_sizes_of_zero_are_refused(self):
+        for key in ("layers: 2", "hidden: 32", "heads: 2", "kv_heads: 1", "ffn: 64", "vocab: 256", "sequence: 16",
+                    "ranks: 2", "chunks: 1", "microbatches: 4"):
+            with self.subTest(key=key):
+                name = key.split(":")[0]
+                self.refuse_line(f"  {key}\n", f"  {name}: 0\n", name)
+
+    def test_sizes_beyond_every_limit_are_refused(self):
+        for key in ("layers: 2", "hidden: 32", "ffn: 64", "vocab: 256", "sequence: 16", "microbatches: 4", "ranks: 2"):
+            with self.subTest(key=key):
+                name = key.split(":")[0]
+                self.refuse_line(f"  {key}\n", f"  {name}: 4294967295\n", name)
+
+    def test_heads_must_divide_what_they_share(self):
+        self.refuse_line("  heads: 2\n", "  heads: 3\n", "heads")
+        self.refuse_configuration(TINY.replace("heads: 2", "heads: 4", 1).replace("kv_heads: 1", "kv_heads: 3"),
+                                  "kv_heads")
+
+    def test_more_stages_than_layers_are_refused(self):
+        self.refuse_configuration(TINY.replace("ranks: 2", "ranks: 3"), "layers")
+
+    def test_fewer_microbatches_than_a_schedule_needs_are_refused(self):
+        self.refuse_configuration(TINY.replace("microbatches: 4", "microbatches: 1").replace("1f1b", "zbh1"),
+                                  "microbatches")
+
+    def test_an_unknown_schedule_or_word_is_refused_with_what_there_is(self):
+        self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: 1g1b"))
+        self.refuse(ERROR, ["1g1b", "1f1b"], "train", "tiny.yaml")
+        self.refuse_line("  warmup: 1\n", "  mode: fast\n", "mode", "eager", "baseline")
+
+    def test_a_wrong_value_on_the_command_line_is_a_usage_error(self):
+        self.write_tiny()
+        for assignment in ("model.layers=4x", "model.layers", "layers=2", "model.layrs=2", "=", "model.layers=",
+                           "train.learning_rate=nan", "model=2"):
+            with self.subTest(assignment=assignment):
+                self.refuse(USAGE, ["--help"], "train", "tiny.yaml", "--set", assignment)
+
+
+class HostileData(Case):
+    def refuse_data(self, content, *words):
+        self.write_tiny()
+        if content is None:
+            os.remove(self.path("text.txt"))
+        else:
+            self.write("text.txt", content)
+        self.refuse(ERROR, ["text.txt", *words], "train", "tiny.yaml")
+
+    def test_a_missing_text_is_refused(self):
+        self.refuse_data(None)
+
+    def test_an_empty_text_is_refused(self):
+        self.refuse_data("", "empty")
+
+    def test_a_text_shorter_than_a_window_is_refused(self):
+        self.refuse_data("In the be")
+
+    def test_a_text_that_is_not_utf8_is_refused_with_its_line(self):
+        self.refuse_data(b"In the\nbeginning \xff\n" * 400, "text.txt:2")
+
+    def test_a_folder_is_no_text(self):
+        self.write_tiny()
+        os.remove(self.path("text.txt"))
+        os.mkdir(self.path("text.txt"))
+        self.refuse(ERROR, ["text.txt"], "train", "tiny.yaml")
+
+
+class HostileSchedule(Case):
+    def test_a_bad_cell_is_refused_with_row_and_column(self):
+        for cell in ("0X0", "0F", "F0", "0F0F", "-1F0", "0F99999999999", "0F0;", "\x01"):
+            with self.subTest(cell=cell):
+                self.write("bad.csv", f"0F0,0F1,0B0,0B1\n1F0,{cell},1F1,1B1\n")
+                self.refuse(ERROR, ["bad.csv:2"], "check", "bad.csv")
+
+    def test_an_empty_or_missing_csv_is_refused(self):
+        self.write("empty.csv", "")
+        self.refuse(ERROR, ["empty.csv"], "check", "empty.csv")
+        self.refuse(ERROR, ["absent.csv"], "check", "absent.csv")
+
+    def test_a_schedule_that_cannot_run_is_answered_with_a_counterexample(self):
+        self.write("stuck.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+        answer = self.document("check", "stuck.csv", status=CONTRACT)
+        self.assertIn("schedule.cycle", str(answer))
+
+    def test_a_missing_action_is_named(self):
+        self.write("short.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")
+        answer = self.document("check", "short.csv", status=CONTRACT)
+        self.assertIn("schedule.missing", str(answer))
+        self.assertIn("1B1", str(answer))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
