@@ -12,6 +12,12 @@
 extern "C" {
 #endif
 
+enum {
+    /* Actions of all ranks: 64 ranks x 65536 microbatches x 4 chunks x (F, B). With it the order takes 0.5 GiB and
+     * judging it 0.7 GiB; anything larger is a slip of the pen, refused before memory is. */
+    QE_SCHEDULE_ACTIONS_MAX = 1 << 25,
+};
+
 typedef enum qe_action_kind {
     QE_ACTION_F, /* forward */
     QE_ACTION_I, /* input gradient */
@@ -43,30 +49,58 @@ typedef struct qe_schedule_request {
 /* Generates a named schedule. Refusals (QE_ERROR_ARGUMENT) say which condition fails and the nearest value that fits.
  * Owns: the caller frees with qe_schedule_deinit. Thread: any. */
 qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *schedule_out, qe_error *error_out);
-/* Reads PyTorch's compute-only CSV. A malformed cell is QE_ERROR_FORMAT with file, row (line), column and the text;
- * order and counts are not judged here. Empty cells are bubbles and are skipped. */
+/* The names that generate knows, in the order of docs/schedules.md; NULL behind the last. Thread: any. */
+const char *qe_schedule_name(uint32_t index);
+/* Reads PyTorch's compute-only CSV: ranks = rows, stages and microbatches = largest index + 1, a stage's rank = the
+ * row that names it first. Order and counts are not judged here. Empty cells are bubbles and are skipped.
+ * On failure: QE_ERROR_FORMAT with file, row (line), column (cell number), the text found and what was expected;
+ *             QE_ERROR_LIMIT, QE_ERROR_IO, QE_ERROR_MEMORY. Owns: the caller frees with qe_schedule_deinit. */
 qe_status qe_schedule_read_csv(FILE *file, const char *path, qe_schedule *schedule_out, qe_error *error_out);
+/* One row per rank, no bubbles; the file is flushed, so that a full disk is QE_ERROR_IO here and not later. */
 qe_status qe_schedule_write_csv(const qe_schedule *schedule, FILE *file, qe_error *error_out);
+/* Deinit of a zeroed schedule is a no-op. */
 void qe_schedule_deinit(qe_schedule *schedule);
 
-/* A proof that a schedule cannot run: an inclusion-minimal set of facts. For a cycle, `actions` is a shortest cycle
- * through the first stuck action, each waiting for the next, the last for the first. */
+/* What one rank keeps at once, at most, counted in (stage, microbatch) pairs; divide by the rank's stages for units
+ * of a whole microbatch. A pair counts from the start of its first action to the end of its last. */
+typedef struct qe_schedule_peak {
+    uint32_t activation; /* F until I or B: what a forward keeps for the input gradient */
+    uint32_t weight;     /* I until W: what a postponed weight gradient keeps; 0 where B does both */
+    uint32_t live;       /* F until W or B: either of them */
+} qe_schedule_peak;
+
+/* Requires: qe_schedule_check said QE_OK; peaks_out has room for schedule->ranks. A forward-only schedule keeps 1. */
+void qe_schedule_peaks(const qe_schedule *schedule, qe_schedule_peak *peaks_out);
+
+/* A proof that a schedule cannot run: an inclusion-minimal set of facts. `actions` by rule:
+ *   place      {an action of the stage on its rank, the action elsewhere}; {the action} where an index is out of
+ *              range; empty where `missing.stage` is on no rank
+ *   duplicate  {the action, the one that repeats it}; B repeats I and W
+ *   missing    empty; `missing` is due (B stands for B, or I and W)
+ *   order      {the action that comes too early, the one it needs}
+ *   cycle      a shortest cycle through the first stuck action, each waiting for the next, the last for the first:
+ *              it needs the other's result, or the other stands before it in the row of its rank */
 typedef struct qe_counterexample {
     qe_rule rule;
     uint32_t action_count;
     uint32_t *actions;    /* indices into schedule->actions; owned */
     qe_action missing;    /* schedule.missing: the action that is due */
-    uint32_t expected, found;
+    uint32_t expected, found; /* place: ranks, or bound and index; duplicate, missing: counts; cycle: 0, stuck ones */
 } qe_counterexample;
 
-/* Judges order, counts, duplicates, placement and freedom from deadlock (one communicator per directed edge,
- * rendezvous sends posted right after their producer, receives posted in the sender's order).
- * Ensures:    QE_OK: every F, I and W (or B) of every (stage, microbatch) happens once, in an order that can run.
- * On failure: QE_CONTRACT and *counterexample_out filled (free with deinit). Cost: linear in actions. */
+/* Judges placement, counts, order and freedom from deadlock, in this order (one communicator per directed edge,
+ * rendezvous sends posted right after their producer, receives posted in the sender's order). A schedule with no
+ * backward action at all is an evaluation: only F is due.
+ * Ensures:    QE_OK: every F, I and W (or B) of every (stage, microbatch) happens once, on the stage's rank, in an
+ *             order that can run.
+ * On failure: QE_CONTRACT and *counterexample_out (may be NULL) filled, to be freed with deinit: the first breach in
+ *             row order of the first broken rule. QE_ERROR_ARGUMENT, _LIMIT: not a schedule at all; QE_ERROR_MEMORY.
+ * Cost: linear in actions. Thread: any. */
 qe_status qe_schedule_check(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out);
 void qe_counterexample_deinit(qe_counterexample *counterexample);
 /* As a paragraph for people; snprintf's conventions. */
-int qe_counterexample_text(const qe_counterexample *counterexample, const qe_schedule *schedule, char *text, size_t capacity);
+int qe_counterexample_text(const qe_counterexample *counterexample, const qe_schedule *schedule, char *text,
+                           size_t capacity);
 
 /* "2F0" into text; returns its length. */
 int qe_action_text(const qe_action *action, char *text, size_t capacity);

@@ -1,0 +1,321 @@
+/* The named orders: their text, the figures they are known by, and what is refused. */
+#include "unit/schedule/support.h"
+
+static void assert_row(const qe_schedule *schedule, uint32_t rank, const char *expected) {
+    char text[4096];
+    assert_string_equal(row_text(schedule, rank, text, sizeof text), expected);
+}
+
+static void rows_of_the_published_examples_are_reproduced(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("1f1b", 4, 1, 8);
+    assert_row(&schedule, 1, "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1F7 1B5 1B6 1B7");
+    assert_row(&schedule, 3, "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("gpipe", 4, 1, 8);
+    assert_row(&schedule, 2, "2F0 2F1 2F2 2F3 2F4 2F5 2F6 2F7 2B0 2B1 2B2 2B3 2B4 2B5 2B6 2B7");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("zbh1", 4, 1, 8);
+    assert_row(&schedule, 3, "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 "
+                             "3W5 3W6 3W7");
+    assert_row(&schedule, 0, "0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 "
+                             "0W6 0I7 0W7");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("interleaved", 4, 2, 8);
+    assert_row(&schedule, 3, "3F0 3F1 3F2 3F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 3F4 3B0 3F5 3B1 3F6 3B2 3F7 3B3 7F4 7B4 "
+                             "7F5 7B5 7F6 7B6 7F7 7B7 3B4 3B5 3B6 3B7");
+    qe_schedule_deinit(&schedule);
+}
+
+static void sequential_takes_one_microbatch_through_all_stages_and_back(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("sequential", 1, 3, 2);
+    assert_row(&schedule, 0, "0F0 1F0 2F0 2B0 1B0 0B0 0F1 1F1 2F1 2B1 1B1 0B1");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("sequential", 2, 2, 1);
+    assert_row(&schedule, 0, "0F0 2F0 2B0 0B0");
+    assert_row(&schedule, 1, "1F0 3F0 3B0 1B0");
+    qe_schedule_deinit(&schedule);
+}
+
+static void evaluation_keeps_only_the_forwards_in_the_same_order(void **state) {
+    (void)state;
+    qe_schedule_request request = {.name = "interleaved", .ranks = 2, .chunks = 2, .microbatches = 2,
+                                   .forward_only = 1};
+    qe_schedule schedule;
+    assert_int_equal(qe_schedule_generate(&request, &schedule, NULL), QE_OK);
+    assert_row(&schedule, 0, "0F0 0F1 2F0 2F1");
+    assert_row(&schedule, 1, "1F0 1F1 3F0 3F1");
+    qe_schedule_deinit(&schedule);
+}
+
+static void warmup_is_cut_where_a_step_has_fewer_microbatches_than_ranks(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("1f1b", 4, 1, 2);
+    assert_row(&schedule, 0, "0F0 0F1 0B0 0B1");
+    assert_row(&schedule, 3, "3F0 3B0 3F1 3B1");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("zbh1", 4, 1, 2);
+    assert_row(&schedule, 0, "0F0 0F1 0I0 0W0 0I1 0W1");
+    assert_row(&schedule, 3, "3F0 3I0 3F1 3I1 3W0 3W1");
+    qe_schedule_deinit(&schedule);
+}
+
+/* An event simulation of its own: every action starts when its rank is free and its input is there. */
+typedef struct times {
+    long forward, input, weight, hop; /* of one chunk */
+} times;
+
+typedef struct figures {
+    long makespan_bubble, stage_bubble; /* in units of the times */
+    uint32_t peak_live, peak_weight;    /* in chunks */
+} figures;
+
+static long duration(times t, uint8_t kind) {
+    if (kind == QE_ACTION_F) return t.forward;
+    if (kind == QE_ACTION_I) return t.input;
+    return kind == QE_ACTION_W ? t.weight : t.input + t.weight;
+}
+
+/* End of the action that gives this one its input; -1 while unknown, 0 where it needs none. */
+static long input_end(const qe_schedule *s, const long *end, uint32_t rank, const qe_action *action, times t) {
+    long source_stage = action->kind == QE_ACTION_F ? action->stage - 1L : action->stage + 1L;
+    if (action->kind == QE_ACTION_W || source_stage < 0 || source_stage >= (long)s->stages) return 0;
+    uint32_t source_rank = (uint32_t)source_stage % s->ranks;
+    for (uint32_t i = s->rank_begin[source_rank]; i < s->rank_begin[source_rank + 1]; i++) {
+        const qe_action *other = &s->actions[i];
+        int forward = other->kind == QE_ACTION_F;
+        if (other->stage != source_stage || other->microbatch != action->microbatch) continue;
+        if (other->kind == QE_ACTION_W || forward != (action->kind == QE_ACTION_F)) continue;
+        return end[i] < 0 ? -1 : end[i] + (source_rank == rank ? 0 : t.hop);
+    }
+    return -1;
+}
+
+/* Runs what can run on one rank; returns how many actions did. */
+static uint32_t advance(const qe_schedule *s, uint32_t rank, uint32_t *next, long *end, times t) {
+    uint32_t ran = 0;
+    for (; *next < s->rank_begin[rank + 1]; (*next)++, ran++) {
+        long ready = input_end(s, end, rank, &s->actions[*next], t);
+        long free_at = *next == s->rank_begin[rank] ? 0 : end[*next - 1];
+        if (ready < 0) return ran;
+        end[*next] = (ready > free_at ? ready : free_at) + duration(t, s->actions[*next].kind);
+    }
+    return ran;
+}
+
+static void keep_peaks(const qe_schedule *s, figures *out) {
+    for (uint32_t rank = 0; rank < s->ranks; rank++) {
+        uint32_t live = 0, weight = 0;
+        for (uint32_t i = s->rank_begin[rank]; i < s->rank_begin[rank + 1]; i++) {
+            uint8_t kind = s->actions[i].kind;
+            if (kind == QE_ACTION_F) live++;
+            if (kind == QE_ACTION_I) weight++;
+            if (live > out->peak_live) out->peak_live = live;
+            if (weight > out->peak_weight) out->peak_weight = weight;
+            if (kind == QE_ACTION_W) weight--;
+            if (kind == QE_ACTION_W || kind == QE_ACTION_B) live--;
+        }
+        assert_int_equal(live, 0);
+    }
+}
+
+static figures simulate(const qe_schedule *s, times t) {
+    uint32_t actions = s->rank_begin[s->ranks], next[QE_RANKS_MAX], ran = 1;
+    long *end = malloc(actions * sizeof *end), makespan = 0, longest = 0;
+    assert_non_null(end);
+    for (uint32_t i = 0; i < actions; i++) end[i] = -1;
+    for (uint32_t rank = 0; rank < s->ranks; rank++) next[rank] = s->rank_begin[rank];
+    while (ran > 0) {
+        ran = 0;
+        for (uint32_t rank = 0; rank < s->ranks; rank++) ran += advance(s, rank, &next[rank], end, t);
+    }
+    for (uint32_t rank = 0; rank < s->ranks; rank++) {
+        uint32_t first = s->rank_begin[rank], last = s->rank_begin[rank + 1] - 1;
+        assert_int_equal(next[rank], last + 1);
+        long busy_from = end[first] - duration(t, s->actions[first].kind);
+        if (end[last] > makespan) makespan = end[last];
+        if (end[last] - busy_from > longest) longest = end[last] - busy_from;
+    }
+    long work = (long)s->microbatches * (s->stages / s->ranks) * (t.forward + t.input + t.weight);
+    figures out = {.makespan_bubble = makespan - work, .stage_bubble = longest - work};
+    keep_peaks(s, &out);
+    free(end);
+    return out;
+}
+
+/* Figures of schedules.md 1.4 in whole numbers: bubbles in tenths of a chunk's F, peaks in chunks. */
+typedef struct golden {
+    const char *name;
+    uint32_t ranks, chunks, microbatches;
+    long even, uneven, hops; /* F=I=W; F, I, W = 1, 1.2, 0.7; F=I=W and a hop of 0.1 of a full rank's F; -1: no row */
+    uint32_t peak, weight;
+} golden;
+
+static const golden GOLDEN[] = {
+    {"gpipe", 4, 1, 12, 90, -1, -1, 12, 0},        {"gpipe", 8, 1, 24, 210, 203, 224, 24, 0},
+    {"1f1b", 4, 1, 12, 90, -1, -1, 4, 0},          {"1f1b", 8, 1, 24, 210, 203, 264, 8, 0},
+    {"interleaved", 4, 2, 12, 90, -1, -1, 11, 0},  {"interleaved", 8, 2, 24, 210, 203, 270, 23, 0},
+    {"interleaved", 4, 3, 12, 90, -1, -1, 15, 0},  {"interleaved", 8, 3, 24, 210, 203, 348, 31, 0},
+    {"zbh1", 4, 1, 12, 30, -1, -1, 4, 4},          {"zbh1", 8, 1, 24, 70, 105, 98, 8, 8},
+};
+
+static void assert_golden(const golden *row) {
+    qe_schedule schedule = generated(row->name, row->ranks, row->chunks, row->microbatches);
+    figures even = simulate(&schedule, (times){10, 10, 10, 0});
+    assert_int_equal(even.makespan_bubble, row->even);
+    assert_int_equal(even.stage_bubble, row->even);
+    assert_int_equal(even.peak_live, row->peak);
+    assert_int_equal(even.peak_weight, row->weight);
+    if (row->uneven >= 0) {
+        assert_int_equal(simulate(&schedule, (times){10, 12, 7, 0}).makespan_bubble, row->uneven);
+        assert_int_equal(simulate(&schedule, (times){10, 10, 10, row->chunks}).makespan_bubble, row->hops);
+    }
+    qe_schedule_deinit(&schedule);
+}
+
+static void bubbles_and_peaks_are_the_published_ones(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof GOLDEN / sizeof GOLDEN[0]; i++) {
+        print_message("%s P%u V%u M%u\n", GOLDEN[i].name, GOLDEN[i].ranks, GOLDEN[i].chunks, GOLDEN[i].microbatches);
+        assert_golden(&GOLDEN[i]);
+    }
+}
+
+static void peaks_per_rank_follow_the_formulas_and_not_the_microbatches(void **state) {
+    (void)state;
+    for (uint32_t microbatches = 8; microbatches <= 64; microbatches *= 2) {
+        qe_schedule_peak peak[8];
+        qe_schedule schedule = generated("1f1b", 8, 1, microbatches);
+        qe_schedule_peaks(&schedule, peak);
+        for (uint32_t r = 0; r < 8; r++) {
+            assert_int_equal(peak[r].activation, 8 - r);
+            assert_int_equal(peak[r].live, 8 - r);
+            assert_int_equal(peak[r].weight, 0);
+        }
+        qe_schedule_deinit(&schedule);
+        schedule = generated("zbh1", 8, 1, microbatches);
+        qe_schedule_peaks(&schedule, peak);
+        for (uint32_t r = 0; r < 8; r++) {
+            assert_int_equal(peak[r].activation, 8 - r);
+            assert_int_equal(peak[r].weight, r + 1);
+            assert_int_equal(peak[r].live, 8);
+        }
+        qe_schedule_deinit(&schedule);
+    }
+}
+
+static void interleaved_peaks_follow_the_formula(void **state) {
+    (void)state;
+    qe_schedule_peak peak[8];
+    qe_schedule schedule = generated("interleaved", 8, 2, 24);
+    qe_schedule_peaks(&schedule, peak);
+    for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].live, 2 * (7 - r) + 8 + 1);
+    qe_schedule_deinit(&schedule);
+}
+
+static void an_evaluation_keeps_one_microbatch_at_a_time(void **state) {
+    (void)state;
+    qe_schedule_request request = {.name = "gpipe", .ranks = 2, .chunks = 1, .microbatches = 5, .forward_only = 1};
+    qe_schedule schedule;
+    qe_schedule_peak peak[2];
+    assert_int_equal(qe_schedule_generate(&request, &schedule, NULL), QE_OK);
+    qe_schedule_peaks(&schedule, peak);
+    assert_int_equal(peak[0].live, 1);
+    assert_int_equal(peak[1].weight, 0);
+    qe_schedule_deinit(&schedule);
+}
+
+/* Every order with sizes that fit can run: the checker says so for all small sizes and for odd large ones. */
+static void every_generated_schedule_is_certified(void **state) {
+    (void)state;
+    uint32_t tried = 0;
+    for (uint32_t name = 0; qe_schedule_name(name) != NULL; name++) {
+        for (uint32_t size = 0; size < 8 * 4 * 24 * 2; size++) {
+            qe_schedule_request request = {.name = qe_schedule_name(name), .ranks = size % 8 + 1,
+                                           .chunks = size / 8 % 4 + 1, .microbatches = size / 32 % 24 + 1,
+                                           .forward_only = (int)(size / 768)};
+            qe_schedule schedule;
+            qe_counterexample counterexample = {0};
+            if (qe_schedule_generate(&request, &schedule, NULL) != QE_OK) continue;
+            qe_error error = {0};
+            if (qe_schedule_check(&schedule, &counterexample, &error) != QE_OK) {
+                fail_msg("%s P%u V%u M%u: %s", request.name, request.ranks, request.chunks, request.microbatches,
+                         error.message);
+            }
+            qe_schedule_deinit(&schedule);
+            tried++;
+        }
+    }
+    print_message("%u generated schedules certified\n", tried);
+    assert_true(tried > 2000);
+}
+
+typedef struct refusal {
+    qe_schedule_request request;
+    qe_status status;
+    const char *message, *remedy; /* parts of the text */
+} refusal;
+
+static const refusal REFUSALS[] = {
+    {{"zbh9", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named \"zbh9\"", "1f1b"},
+    {{NULL, 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named", "1f1b"},
+    {{"1f1b", 0, 1, 4, 0}, QE_ERROR_ARGUMENT, "ranks is 0", ""},
+    {{"1f1b", 65, 1, 4, 0}, QE_ERROR_LIMIT, "ranks is 65; expected 1 to 64", ""},
+    {{"1f1b", 2, 0, 4, 0}, QE_ERROR_ARGUMENT, "chunks is 0", ""},
+    {{"sequential", 1, 65, 4, 0}, QE_ERROR_LIMIT, "chunks is 65", ""},
+    {{"1f1b", 2, 1, 0, 0}, QE_ERROR_ARGUMENT, "microbatches is 0", ""},
+    {{"1f1b", 2, 1, 65537, 0}, QE_ERROR_LIMIT, "microbatches is 65537", ""},
+    {{"1f1b", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 2 chunks", "interleaved"},
+    {{"gpipe", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 3 chunks", "interleaved"},
+    {{"zbh1", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 2 chunks", "interleaved"},
+    {{"interleaved", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "at least 2 chunks", "1f1b"},
+    {{"interleaved", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
+    {{"interleaved", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "2 equal rounds, and 9 is not divisible by 2", "fits is 10"},
+    {{"interleaved", 4, 2, 13, 0}, QE_ERROR_ARGUMENT, "3 equal rounds, and 13 is not divisible by 3", "fits is 12"},
+    {{"interleaved", 63, 2, 65536, 0}, QE_ERROR_ARGUMENT, "65536 is not divisible by 1040", "fits is 65520"},
+    {{"sequential", 64, 64, 65536, 0}, QE_ERROR_LIMIT, "536870912 actions; at most 33554432", "fewer"},
+};
+
+static void what_an_order_cannot_do_is_refused_with_the_reason_and_the_way_out(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof REFUSALS / sizeof REFUSALS[0]; i++) {
+        qe_schedule schedule = {.ranks = 77};
+        qe_error error = {0};
+        assert_int_equal(qe_schedule_generate(&REFUSALS[i].request, &schedule, &error), REFUSALS[i].status);
+        if (strstr(error.message, REFUSALS[i].message) == NULL) fail_msg("%zu: %s", i, error.message);
+        if (strstr(error.remedy, REFUSALS[i].remedy) == NULL) fail_msg("%zu: %s", i, error.remedy);
+        assert_int_equal(schedule.ranks, 77);
+        assert_null(schedule.actions);
+        assert_int_equal(qe_schedule_generate(&REFUSALS[i].request, &schedule, NULL), REFUSALS[i].status);
+    }
+}
+
+static void microbatches_fewer_than_the_schedule_needs_are_refused_with_the_number_that_fits(void **state) {
+    (void)state;
+    for (uint32_t microbatches = 1; microbatches < 6; microbatches++) {
+        qe_schedule_request request = {.name = "interleaved", .ranks = 6, .chunks = 2, .microbatches = microbatches};
+        qe_schedule schedule;
+        qe_error error = {0};
+        assert_int_equal(qe_schedule_generate(&request, &schedule, &error), QE_ERROR_ARGUMENT);
+        assert_non_null(strstr(error.message, "at least as many microbatches as ranks (6)"));
+        assert_string_equal(error.remedy, "the nearest number of microbatches that fits is 6");
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_the_published_examples_are_reproduced),
+        cmocka_unit_test(sequential_takes_one_microbatch_through_all_stages_and_back),
+        cmocka_unit_test(evaluation_keeps_only_the_forwards_in_the_same_order),
+        cmocka_unit_test(warmup_is_cut_where_a_step_has_fewer_microbatches_than_ranks),
+        cmocka_unit_test(bubbles_and_peaks_are_the_published_ones),
+        cmocka_unit_test(peaks_per_rank_follow_the_formulas_and_not_the_microbatches),
+        cmocka_unit_test(interleaved_peaks_follow_the_formula),
+        cmocka_unit_test(an_evaluation_keeps_one_microbatch_at_a_time),
+        cmocka_unit_test(every_generated_schedule_is_certified),
+        cmocka_unit_test(what_an_order_cannot_do_is_refused_with_the_reason_and_the_way_out),
+        cmocka_unit_test(microbatches_fewer_than_the_schedule_needs_are_refused_with_the_number_that_fits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
