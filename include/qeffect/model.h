@@ -21,13 +21,6 @@ typedef struct qe_model_config {
 
 typedef struct qe_model qe_model;
 
-typedef struct qe_parameter {
-    char name[QE_NAME_BYTES]; /* "model.layers.0.self_attn.q_proj.weight" */
-    uint32_t weight;          /* index of the weight it is part of */
-    uint32_t row_begin, rows, columns; /* rows of the weight; a gain has rows 1 */
-    uint8_t vector;           /* a gain: its shape is [columns] */
-} qe_parameter;
-
 /* Requires:   head_dim = hidden / heads whole and even, heads a multiple of kv_heads, all sizes positive.
  * On failure: QE_ERROR_ARGUMENT says which. Owns: the caller destroys. Thread: any; a model never changes. */
 qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out, qe_error *error_out);
@@ -37,7 +30,7 @@ const qe_model_config *qe_model_config_of(const qe_model *model);
 /* The table by which plan and step know the model; the `model` argument of its functions is a qe_model. */
 const qe_model_ops *qe_model_table(void);
 
-/* Parameters sorted by name. */
+/* Parameters (qe_parameter, plan.h), sorted by name. */
 uint32_t qe_model_parameter_count(const qe_model *model);
 const qe_parameter *qe_model_parameter(const qe_model *model, uint32_t index);
 /* Scalars in all parameters. */

@@ -39,6 +39,14 @@ typedef struct qe_weight_info {
     uint8_t deposited_by;     /* QE_ACTION_I or QE_ACTION_W */
 } qe_weight_info;
 
+/* A named view of rows of a weight, as checkpoints and other frameworks know it. */
+typedef struct qe_parameter {
+    char name[QE_NAME_BYTES]; /* "model.layers.0.self_attn.q_proj.weight" */
+    uint32_t weight;          /* index of the weight it is part of */
+    uint32_t row_begin, rows, columns; /* rows of the weight; a gain has rows 1 */
+    uint8_t vector;           /* a gain: its shape is [columns] */
+} qe_parameter;
+
 typedef struct qe_slot_place {
     char *at;            /* address; NULL in a plan */
     uint32_t object;     /* QE_NONE: the stage has no such slot (first and last stage, evaluation) */
@@ -96,6 +104,8 @@ typedef struct qe_model_ops {
     void (*constant_fill)(const void *model, void *host_out); /* tables that never change, e.g. of RoPE */
     uint64_t (*cache_code_bytes)(const void *model, uint32_t weight);
     uint64_t (*cache_scale_count)(const void *model, uint32_t weight);
+    uint32_t (*parameter_count)(const void *model);
+    const qe_parameter *(*parameter)(const void *model, uint32_t index); /* sorted by name */
     uint32_t (*tokens)(const void *model); /* T of one microbatch */
     const qe_recipe *(*recipe)(const void *model);
     qe_status (*lower)(const void *model, const qe_frame *frame, qe_phase phase, const qe_sink *sink);
@@ -157,7 +167,7 @@ typedef struct qe_rank_plan {
     uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object;
     uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */
     uint64_t slot_bytes;   /* of all pools: the activation memory of the rank */
-    uint32_t stream_compute, stream_caller;
+    uint32_t stream_compute, stream_caller, stream_host; /* the host stream is used by nothing that is planned */
 } qe_rank_plan;
 
 typedef struct qe_plan {

@@ -52,6 +52,7 @@ static void read_tokens(qe_effects *effects, const qe_lowering *lowering) {
     uint64_t bytes = 2ull * lowering->model->tokens * sizeof(int32_t); /* tokens and targets of one microbatch */
     uint64_t begin = lowering->frame->microbatch * bytes;
     qe_effects_buffer(effects, lowering->frame->tokens_object, 0, begin, begin + bytes);
+    effects->list[effects->count - 1].version = 1; /* this step's load, not the one before */
 }
 
 qe_status qe_lower_embed_forward(const qe_lowering *lowering) {

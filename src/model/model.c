@@ -249,6 +249,12 @@ static uint64_t table_cache_scale_count(const void *opaque, uint32_t index) {
         default: return 0;
     }
 }
+static uint32_t table_parameter_count(const void *opaque) {
+    return qe_model_parameter_count(opaque);
+}
+static const qe_parameter *table_parameter(const void *opaque, uint32_t index) {
+    return qe_model_parameter(opaque, index);
+}
 static uint32_t table_tokens(const void *opaque) {
     return ((const qe_model *)opaque)->tokens;
 }
@@ -269,6 +275,8 @@ const qe_model_ops *qe_model_table(void) {
         .constant_fill = table_constant_fill,
         .cache_code_bytes = table_cache_code_bytes,
         .cache_scale_count = table_cache_scale_count,
+        .parameter_count = table_parameter_count,
+        .parameter = table_parameter,
         .tokens = table_tokens,
         .recipe = table_recipe,
         .lower = qe_model_lower,
