@@ -87,7 +87,7 @@ typedef struct qe_args_norm { /* QE_OP_NORM and QE_OP_NORM_QUANTIZE */
     const float *gain;  /* [hidden] */
     float *rstd;        /* [T] 1/sqrt(mean(x^2) + epsilon), retained */
     float *y;           /* QE_OP_NORM: [T, hidden]; else NULL */
-    qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden */
+    qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden; `decoded` is set */
     float epsilon;
     uint32_t rows, hidden;
 } qe_args_norm;
@@ -149,16 +149,20 @@ typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
     qe_quantize_target target; /* backward: rows T, columns (heads + 2 kv_heads) * head_dim */
 } qe_args_rope;
 
-/* Floats that attention needs as scratch, forward or backward. */
+enum { QE_ATTENTION_ROWS = 64 }; /* queries taken at a time: keeps a tile of scores in a core's second cache */
+
+/* Floats that attention needs as scratch, forward or backward: scores and their gradients of QE_ATTENTION_ROWS
+ * queries, keys padded to 16, and room for packed operands. */
 static inline uint64_t qe_attention_scratch_floats(uint64_t sequence, uint64_t head_dim) {
-    return 2 * sequence * sequence + 4 * sequence * head_dim;
+    const uint64_t padded = (sequence + 15) / 16 * 16;
+    return 2 * QE_ATTENTION_ROWS * padded + 4 * padded * head_dim;
 }
 
 typedef struct qe_args_attention {
     const float *qkv; /* [T, (heads + 2 kv_heads) * head_dim], rotated */
     float *out;       /* [T, heads * head_dim] */
     float *lse;       /* [sequences, heads, sequence] log-sum-exp of the scaled scores, retained */
-    float *scratch;   /* [qe_attention_scratch_floats] */
+    float *scratch;   /* [qe_attention_scratch_floats(sequence, head_dim)] */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
 } qe_args_attention;
 

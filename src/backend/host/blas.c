@@ -1,0 +1,135 @@
+/* blas.c - loads OpenBLAS. The core name must stand in the environment before the library's constructor runs: OpenBLAS
+ * 0.3.21 does not know processors newer than itself and takes SSE3 kernels for them (5 times slower). One thread per
+ * call: another split gives other bits, and streams are threads already. */
+#include "backend/host/blas.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char library_name[] = "libopenblas.so.0";
+
+typedef struct blas_load {
+    host_blas blas;
+    qe_status status;
+    qe_error error;
+} blas_load;
+
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+static blas_load loaded; /* a library is loaded once per process, whoever asks; written under load_once alone */
+
+/* The core whose kernels this processor surely runs; NULL: OpenBLAS's own choice. */
+static const char *core_choose(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+        return "SkylakeX";
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "Haswell";
+#endif
+    return NULL;
+}
+
+/* Opens the library with the chosen core, and leaves the environment as it was. */
+static void *library_open(void) {
+    const char *core = getenv("OPENBLAS_CORETYPE") ? NULL : core_choose();
+    const int set_threads = !getenv("OPENBLAS_NUM_THREADS");
+    if (core) setenv("OPENBLAS_CORETYPE", core, 1);
+    if (set_threads) setenv("OPENBLAS_NUM_THREADS", "1", 1); /* no pool of threads is started */
+    void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+    if (core) unsetenv("OPENBLAS_CORETYPE");
+    if (set_threads) unsetenv("OPENBLAS_NUM_THREADS");
+    return library;
+}
+
+/* A function pointer from dlsym; C has no cast for it. */
+static void symbol_find(void *library, const char *name, void *function_out) {
+    void *symbol = dlsym(library, name);
+    memcpy(function_out, &symbol, sizeof symbol);
+}
+
+/* "OpenBLAS 0.3.21 NO_LAPACKE ..." and "SkylakeX" -> "openblas 0.3.21 SkylakeX" */
+static void name_compose(host_blas *blas, const char *config, const char *core) {
+    char version[16] = "unknown";
+    if (sscanf(config, "OpenBLAS %15s", version) != 1) snprintf(version, sizeof version, "unknown");
+    snprintf(blas->name, sizeof blas->name, "openblas %s %.31s", version, core);
+}
+
+enum { CHECK_SIDE = 37 }; /* odd and above every register tile of 16, so that edges are checked too */
+
+static float check_value(uint32_t index) {
+    return (float)((index * 2654435761u >> 20) % 31u) - 15.0f; /* small integers: every product and sum is exact */
+}
+
+/* One product of m x n x k against a double loop. */
+static int product_is_right(host_sgemm *sgemm, int transpose_a, int transpose_b, int m, int n, int k, float beta) {
+    float a[CHECK_SIDE * CHECK_SIDE], b[CHECK_SIDE * CHECK_SIDE], c[CHECK_SIDE * CHECK_SIDE];
+    for (uint32_t i = 0; i < CHECK_SIDE * CHECK_SIDE; ++i) {
+        a[i] = check_value(i);
+        b[i] = check_value(i + 5000);
+        c[i] = 3.0f;
+    }
+    sgemm(HOST_ROW_MAJOR, transpose_a, transpose_b, m, n, k, 1.0f, a, CHECK_SIDE, b, CHECK_SIDE, beta, c, CHECK_SIDE);
+    for (int row = 0; row < m; ++row)
+        for (int column = 0; column < n; ++column) {
+            double expected = 3.0 * (double)beta;
+            for (int i = 0; i < k; ++i) {
+                const int at_a = transpose_a == HOST_TRANSPOSE ? i * CHECK_SIDE + row : row * CHECK_SIDE + i;
+                const int at_b = transpose_b == HOST_TRANSPOSE ? column * CHECK_SIDE + i : i * CHECK_SIDE + column;
+                expected += (double)a[at_a] * (double)b[at_b];
+            }
+            if ((double)c[row * CHECK_SIDE + column] != expected) return 0;
+        }
+    return 1;
+}
+
+static int products_are_right(host_sgemm *sgemm) {
+    static const int shapes[][3] = {{1, 1, 1}, {16, 16, 16}, {5, 33, 9}, {37, 37, 37}, {32, 4, 37}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i)
+        for (int mode = 0; mode < 6; ++mode) {
+            const int transpose_a = mode / 2 == 1 ? HOST_TRANSPOSE : HOST_NO_TRANSPOSE;
+            const int transpose_b = mode / 2 == 2 ? HOST_TRANSPOSE : HOST_NO_TRANSPOSE;
+            if (!product_is_right(sgemm, transpose_a, transpose_b, shapes[i][0], shapes[i][1], shapes[i][2],
+                                  (float)(mode % 2)))
+                return 0;
+        }
+    return 1;
+}
+
+static qe_status library_load(blas_load *load) {
+    void *library = library_open();
+    if (!library)
+        return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED, "install it: apt-get install libopenblas0",
+                            "OpenBLAS cannot be loaded: %s", dlerror());
+    char *(*get_config)(void), *(*get_corename)(void);
+    void (*set_threads)(int);
+    symbol_find(library, "cblas_sgemm", &load->blas.sgemm);
+    symbol_find(library, "openblas_get_config", &get_config);
+    symbol_find(library, "openblas_get_corename", &get_corename);
+    symbol_find(library, "openblas_set_num_threads", &set_threads);
+    if (!load->blas.sgemm || !get_config || !get_corename || !set_threads)
+        return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED, "install Debian's: apt-get install libopenblas0",
+                            "%s lacks one of cblas_sgemm, openblas_get_config, openblas_get_corename, "
+                            "openblas_set_num_threads", library_name);
+    set_threads(1);
+    name_compose(&load->blas, get_config(), get_corename());
+    if (!products_are_right(load->blas.sgemm))
+        return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED,
+                            "set OPENBLAS_CORETYPE to another core (Haswell, Nehalem, Prescott) and start again",
+                            "%s computes wrong matrix products on this processor", load->blas.name);
+    return QE_OK;
+}
+
+static void load_run(void) { loaded.status = library_load(&loaded); }
+
+qe_status qe_host_blas_load(const host_blas **blas_out, qe_error *error_out) {
+    pthread_once(&load_once, load_run);
+    if (loaded.status == QE_OK) {
+        *blas_out = &loaded.blas;
+    } else if (error_out) {
+        *error_out = loaded.error;
+    }
+    return loaded.status;
+}

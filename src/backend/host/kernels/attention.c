@@ -1,0 +1,162 @@
+/* attention.c - causal grouped-query attention, QE_ATTENTION_ROWS queries of one head at a time, so that what lies
+ * above the diagonal is skipped by whole tiles. Order: sequences, then key-value heads, then the query heads of the
+ * group, then tiles of queries from the last to the first (the last one meets every key, so it sets the sums of dk and
+ * dv, and the others add). Products are BLAS's.
+ *
+ *   S = Q K' / sqrt(d)   P = e^(S - max)   O = P V / sum   lse = max + log(sum)
+ *   dP = dO V'   P = e^(S - lse)   dS = P (dP - rowsum(P dP))   dV += P' dO
+ *   dQ = dS K / sqrt(d)   dK += dS' Q / sqrt(d) */
+#include <math.h>
+
+#include "backend/host/kernels/table.h"
+#include "backend/host/kernels/level.h"
+
+/* A head of one sequence within qkv or a tensor like it. */
+typedef struct tile {
+    size_t first, rows; /* queries */
+    size_t keys;        /* first + rows: what the last of them sees */
+    size_t pitch;       /* floats from a row of scores to the next: keys, rounded up to lanes */
+} tile;
+
+static tile tile_at(size_t first, size_t sequence) {
+    const size_t left = sequence - first, rows = left < QE_ATTENTION_ROWS ? left : QE_ATTENTION_ROWS;
+    return (tile){first, rows, first + rows, (first + rows + LANES - 1) / LANES * LANES};
+}
+
+static size_t last_tile(size_t sequence) { return (sequence - 1) / QE_ATTENTION_ROWS * QE_ATTENTION_ROWS; }
+
+static size_t lanes_up(size_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* scores [rows, pitch] = queries keys' * factor */
+static void scores_of(host_sgemm *sgemm, const tile *t, const float *queries, size_t query_pitch, const float *keys,
+                      size_t key_pitch, size_t head_dim, float factor, float *scores) {
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_TRANSPOSE, (int)t->rows, (int)t->keys, (int)head_dim, factor, queries,
+          (int)query_pitch, keys, (int)key_pitch, 0.0f, scores, (int)t->pitch);
+}
+
+/* One row: what lies behind `seen` becomes 0. Returns the sum; *most_out is the largest score. */
+static float row_exponentials(float *row, size_t seen, size_t pitch, float *most_out) {
+    const float most = row_max(row, seen);
+    const size_t padded = lanes_up(seen);
+    KERNEL_VECTOR
+    for (size_t i = 0; i < padded; ++i) row[i] = exp_lane(row[i] - most);
+    for (size_t i = seen; i < pitch; ++i) row[i] = 0.0f;
+    *most_out = most;
+    return row_sum(row, padded);
+}
+
+typedef struct head_view {
+    const float *q, *k, *v; /* first row of the head in qkv */
+    size_t pitch;           /* floats from row to row of qkv */
+    size_t out_pitch;       /* of out and dout */
+    float factor;           /* 1 / sqrt(head_dim) */
+} head_view;
+
+static head_view view_of(const float *qkv, size_t heads, size_t kv_heads, size_t head_dim, size_t head) {
+    const size_t kv = head / (heads / kv_heads);
+    return (head_view){
+        .q = qkv + head * head_dim,
+        .k = qkv + (heads + kv) * head_dim,
+        .v = qkv + (heads + kv_heads + kv) * head_dim,
+        .pitch = (heads + 2 * kv_heads) * head_dim,
+        .out_pitch = heads * head_dim,
+        .factor = 1.0f / sqrtf((float)head_dim),
+    };
+}
+
+static void tile_forward(host_sgemm *sgemm, const tile *t, const head_view *view, size_t head_dim, float *out,
+                         float *lse, float *scores) {
+    float sums[QE_ATTENTION_ROWS];
+    scores_of(sgemm, t, view->q + t->first * view->pitch, view->pitch, view->k, view->pitch, head_dim, view->factor,
+              scores);
+    for (size_t row = 0; row < t->rows; ++row) {
+        float most;
+        sums[row] = row_exponentials(scores + row * t->pitch, t->first + row + 1, t->pitch, &most);
+        lse[t->first + row] = most + logf(sums[row]);
+    }
+    float *to = out + t->first * view->out_pitch;
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_NO_TRANSPOSE, (int)t->rows, (int)head_dim, (int)t->keys, 1.0f, scores,
+          (int)t->pitch, view->v, (int)view->pitch, 0.0f, to, (int)view->out_pitch);
+    for (size_t row = 0; row < t->rows; ++row, to += view->out_pitch) {
+        const float share = 1.0f / sums[row];
+        KERNEL_VECTOR
+        for (size_t i = 0; i < head_dim; ++i) to[i] *= share;
+    }
+}
+
+void KERNEL(attention)(const qe_args_attention *args, host_sgemm *sgemm) {
+    const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
+    for (size_t s = 0; s < args->sequences; ++s)
+        for (size_t head = 0; head < heads; ++head) {
+            const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
+            const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
+            float *out = args->out + s * sequence * view.out_pitch + head * head_dim;
+            float *lse = args->lse + (s * heads + head) * sequence;
+            for (size_t first = 0; first < sequence; first += QE_ATTENTION_ROWS) {
+                const tile t = tile_at(first, sequence);
+                tile_forward(sgemm, &t, &view, head_dim, out, lse, args->scratch);
+            }
+        }
+}
+
+/* Scores and dP of one row become P and dS; behind `seen` both become 0. */
+static void row_backward(float *scores, float *dp, size_t seen, size_t pitch, float lse) {
+    const size_t padded = lanes_up(seen);
+    KERNEL_VECTOR
+    for (size_t i = 0; i < padded; ++i) scores[i] = exp_lane(scores[i] - lse);
+    for (size_t i = seen; i < pitch; ++i) scores[i] = dp[i] = 0.0f;
+    const float mean = row_dot(scores, dp, padded);
+    KERNEL_VECTOR
+    for (size_t i = 0; i < padded; ++i) dp[i] = scores[i] * (dp[i] - mean);
+}
+
+typedef struct head_gradient {
+    const float *dout; /* first row of the head */
+    float *dq, *dk, *dv;
+    const float *lse;
+} head_gradient;
+
+static void tile_backward(host_sgemm *sgemm, const tile *t, const head_view *view, const head_gradient *gradient,
+                          size_t head_dim, float add, float *scores, float *dp) {
+    const float *q = view->q + t->first * view->pitch, *dout = gradient->dout + t->first * view->out_pitch;
+    const int rows = (int)t->rows, keys = (int)t->keys, width = (int)head_dim;
+    const int pitch = (int)t->pitch, row_pitch = (int)view->pitch, out_pitch = (int)view->out_pitch;
+    scores_of(sgemm, t, q, view->pitch, view->k, view->pitch, head_dim, view->factor, scores);
+    scores_of(sgemm, t, dout, view->out_pitch, view->v, view->pitch, head_dim, 1.0f, dp);
+    for (size_t row = 0; row < t->rows; ++row)
+        row_backward(scores + row * t->pitch, dp + row * t->pitch, t->first + row + 1, t->pitch,
+                     gradient->lse[t->first + row]);
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_NO_TRANSPOSE, rows, width, keys, view->factor, dp, pitch, view->k,
+          row_pitch, 0.0f, gradient->dq + t->first * view->pitch, row_pitch);
+    sgemm(HOST_ROW_MAJOR, HOST_TRANSPOSE, HOST_NO_TRANSPOSE, keys, width, rows, view->factor, dp, pitch, q, row_pitch,
+          add, gradient->dk, row_pitch);
+    sgemm(HOST_ROW_MAJOR, HOST_TRANSPOSE, HOST_NO_TRANSPOSE, keys, width, rows, 1.0f, scores, pitch, dout, out_pitch,
+          add, gradient->dv, row_pitch);
+}
+
+static void head_backward(const qe_args_attention_backward *args, host_sgemm *sgemm, size_t s, size_t head) {
+    const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
+    const size_t group = heads / args->kv_heads, kv = head / group;
+    const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
+    const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
+    float *dqkv = args->dqkv + s * sequence * columns;
+    const head_gradient gradient = {
+        .dout = args->dout + s * sequence * view.out_pitch + head * head_dim,
+        .dq = dqkv + head * head_dim,
+        .dk = dqkv + (heads + kv) * head_dim,
+        .dv = dqkv + (heads + args->kv_heads + kv) * head_dim,
+        .lse = args->lse + (s * heads + head) * sequence,
+    };
+    float *dp = args->scratch + QE_ATTENTION_ROWS * lanes_up(sequence);
+    for (size_t first = last_tile(sequence) + QE_ATTENTION_ROWS; first > 0;) {
+        first -= QE_ATTENTION_ROWS;
+        const tile t = tile_at(first, sequence);
+        const int sets = head % group == 0 && t.keys == sequence;
+        tile_backward(sgemm, &t, &view, &gradient, head_dim, sets ? 0.0f : 1.0f, args->scratch, dp);
+    }
+}
+
+void KERNEL(attention_backward)(const qe_args_attention_backward *args, host_sgemm *sgemm) {
+    for (size_t s = 0; s < args->sequences; ++s)
+        for (size_t head = 0; head < args->heads; ++head) head_backward(args, sgemm, s, head);
+}

@@ -1,0 +1,66 @@
+/* run.c - from an op to its kernel. */
+#include <string.h>
+
+#include "backend/host/host.h"
+#include "backend/host/linear.h"
+
+static qe_status transfer_run(const qe_device *device, const qe_args_transfer *args, qe_op_kind kind) {
+    if (!device->comm) return QE_ERROR_UNSUPPORTED;
+    if (kind == QE_OP_SEND) return device->comm->send(args->channel, args->bytes_at, args->bytes);
+    return device->comm->recv(args->channel, args->bytes_at, args->bytes);
+}
+
+static void fold_run(const qe_args_fold *args) {
+    for (uint32_t i = 0; i < args->count; ++i) qe_scale_fold(args->states[i], args->recipe);
+}
+
+static void copy_run(const qe_args_copy *args) {
+    if (args->bytes > 0) memcpy(args->to, args->from, args->bytes);
+}
+
+qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
+    const host_kernels *kernels = device->kernels;
+    host_sgemm *sgemm = device->blas->sgemm;
+    const qe_op_args *args = &op->args;
+    switch (op->kind) {
+        case QE_OP_EMBED: kernels->embed(&args->embed); break;
+        case QE_OP_EMBED_BACKWARD: kernels->embed_backward(&args->embed_backward); break;
+        case QE_OP_NORM: kernels->norm(&args->norm); break;
+        case QE_OP_NORM_QUANTIZE: kernels->norm_quantize(&args->norm); break;
+        case QE_OP_NORM_BACKWARD: kernels->norm_backward(&args->norm_backward); break;
+        case QE_OP_QUANTIZE: kernels->quantize(&args->quantize); break;
+        case QE_OP_QUANTIZE_WEIGHT: kernels->quantize_weight(&args->quantize_weight); break;
+        case QE_OP_LINEAR: qe_host_linear(&args->linear, sgemm); break;
+        case QE_OP_LINEAR_INPUT_GRAD: qe_host_linear_input_grad(&args->linear_input_grad, sgemm); break;
+        case QE_OP_LINEAR_WEIGHT_GRAD: qe_host_linear_weight_grad(&args->linear_weight_grad, kernels, sgemm); break;
+        case QE_OP_ROPE: kernels->rope(&args->rope); break;
+        case QE_OP_ROPE_BACKWARD_QUANTIZE: kernels->rope_backward_quantize(&args->rope); break;
+        case QE_OP_ATTENTION: kernels->attention(&args->attention, sgemm); break;
+        case QE_OP_ATTENTION_BACKWARD: kernels->attention_backward(&args->attention_backward, sgemm); break;
+        case QE_OP_SWIGLU_QUANTIZE: kernels->swiglu_quantize(&args->swiglu); break;
+        case QE_OP_SWIGLU_BACKWARD_QUANTIZE: kernels->swiglu_backward_quantize(&args->swiglu_backward); break;
+        case QE_OP_CROSS_ENTROPY: kernels->cross_entropy(&args->cross_entropy); break;
+        case QE_OP_COPY: copy_run(&args->copy); break;
+        case QE_OP_GRAD_NORM: kernels->grad_norm(&args->grad_norm); break;
+        case QE_OP_ADAMW: kernels->adamw(&args->adamw); break;
+        case QE_OP_FOLD: fold_run(&args->fold); break;
+        case QE_OP_SEND:
+        case QE_OP_RECV: return transfer_run(device, &args->transfer, op->kind);
+        case QE_OP_KINDS: return QE_ERROR_ARGUMENT;
+    }
+    return QE_OK;
+}
+
+qe_status qe_host_op_error(qe_status status, qe_op_kind kind, qe_error *error_out) {
+    switch (status) {
+        case QE_ERROR_INTERRUPTED:
+            return qe_error_set(error_out, status, NULL, "%s was interrupted: the transport was aborted",
+                                qe_op_name(kind));
+        case QE_ERROR_UNSUPPORTED:
+            return qe_error_set(error_out, status, "give the device a transport before the first step",
+                                "%s on a device that has no transport", qe_op_name(kind));
+        default:
+            return qe_error_set(error_out, status, NULL, "%s failed (%s): both ends must name the same number of bytes",
+                                qe_op_name(kind), qe_status_name(status));
+    }
+}
