@@ -48,12 +48,10 @@ static void put_1f1b(row *to) {
     }
 }
 
-/* 1F1B with each W as many microbatches after its I as the rank's number, so that every rank keeps as much as rank
- * 0. */
+/* 1F1B with each W as many microbatches after its I as the rank's number, so that all ranks keep as much as rank 0. */
 static void put_zbh1(row *to) {
     uint32_t microbatches = to->request->microbatches;
-    uint32_t warmup = smaller(to->request->ranks - 1 - to->rank, microbatches);
-    uint32_t delay = smaller(to->rank, microbatches);
+    uint32_t warmup = to->request->ranks - 1 - to->rank, delay = to->rank; /* both below microbatches >= ranks */
     for (uint32_t forward = 0; forward < warmup; forward++) put(to, QE_ACTION_F, 0, forward);
     for (uint32_t backward = 0; backward < microbatches; backward++) {
         if (warmup + backward < microbatches) put(to, QE_ACTION_F, 0, warmup + backward);
@@ -96,14 +94,15 @@ typedef struct generator {
     void (*put_row)(row *to);
     uint32_t chunks_min, chunks_max;
     uint32_t actions_per_pair; /* 2: F B, 3: F I W */
+    int fills_pipeline;        /* the order is defined from `ranks` microbatches on */
 } generator;
 
 static const generator GENERATORS[] = {
-    {"gpipe", put_gpipe, 1, 1, 2},
-    {"1f1b", put_1f1b, 1, 1, 2},
-    {"interleaved", put_interleaved, 2, QE_CHUNKS_MAX, 2},
-    {"zbh1", put_zbh1, 1, 1, 3},
-    {"sequential", put_sequential, 1, QE_CHUNKS_MAX, 2},
+    {"gpipe", put_gpipe, 1, 1, 2, 0},
+    {"1f1b", put_1f1b, 1, 1, 2, 0},
+    {"interleaved", put_interleaved, 2, QE_CHUNKS_MAX, 2, 1},
+    {"zbh1", put_zbh1, 1, 1, 3, 1},
+    {"sequential", put_sequential, 1, QE_CHUNKS_MAX, 2, 0},
 };
 static const size_t GENERATOR_COUNT = sizeof GENERATORS / sizeof GENERATORS[0];
 
@@ -148,16 +147,21 @@ static uint32_t interleaved_nearest(uint32_t ranks, uint32_t microbatches) {
     }
 }
 
-static qe_status check_interleaved(uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
+/* gpipe, 1f1b and sequential are defined for any number of microbatches; the others fill the pipeline first. */
+static qe_status check_filling(const generator *order, uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
+    if (!order->fills_pipeline || microbatches >= ranks) return QE_OK;
+    char remedy[96];
+    (void)snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u, or use 1f1b", ranks);
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
+                        "%s needs at least as many microbatches as ranks (%u), found %u", order->name, ranks,
+                        microbatches);
+}
+
+static qe_status check_rounds(uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
     if (interleaved_fits(ranks, microbatches)) return QE_OK;
     char remedy[96];
-    snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u",
-             interleaved_nearest(ranks, microbatches));
-    if (microbatches < ranks) {
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
-                            "interleaved needs at least as many microbatches as ranks (%u), found %u", ranks,
-                            microbatches);
-    }
+    (void)snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u",
+                   interleaved_nearest(ranks, microbatches));
     uint32_t rounds = interleaved_rounds(ranks, microbatches);
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
                         "interleaved runs %u microbatches on %u ranks in %u equal rounds, and %u is not divisible by %u",
@@ -179,9 +183,8 @@ static qe_status check_request(const generator *order, const qe_schedule_request
     QE_TRY(check_range("chunks", request->chunks, QE_CHUNKS_MAX, error_out));
     QE_TRY(check_range("microbatches", request->microbatches, QE_MICROBATCHES_MAX, error_out));
     QE_TRY(check_chunks(order, request->chunks, error_out));
-    if (order->put_row == put_interleaved) {
-        QE_TRY(check_interleaved(request->ranks, request->microbatches, error_out));
-    }
+    QE_TRY(check_filling(order, request->ranks, request->microbatches, error_out));
+    if (order->put_row == put_interleaved) QE_TRY(check_rounds(request->ranks, request->microbatches, error_out));
     uint64_t actions = count_actions(order, request);
     if (actions > QE_SCHEDULE_ACTIONS_MAX) {
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use fewer microbatches, chunks or ranks",

@@ -55,10 +55,6 @@ static void warmup_is_cut_where_a_step_has_fewer_microbatches_than_ranks(void **
     assert_row(&schedule, 0, "0F0 0F1 0B0 0B1");
     assert_row(&schedule, 3, "3F0 3B0 3F1 3B1");
     qe_schedule_deinit(&schedule);
-    schedule = generated("zbh1", 4, 1, 2);
-    assert_row(&schedule, 0, "0F0 0F1 0I0 0W0 0I1 0W1");
-    assert_row(&schedule, 3, "3F0 3I0 3F1 3I1 3W0 3W1");
-    qe_schedule_deinit(&schedule);
 }
 
 /* An event simulation of its own: every action starts when its rank is free and its input is there. */
@@ -248,7 +244,7 @@ static void every_generated_schedule_is_certified(void **state) {
         }
     }
     print_message("%u generated schedules certified\n", tried);
-    assert_true(tried > 2000);
+    assert_true(tried > 2500);
 }
 
 typedef struct refusal {
@@ -270,6 +266,7 @@ static const refusal REFUSALS[] = {
     {{"gpipe", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 3 chunks", "interleaved"},
     {{"zbh1", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 2 chunks", "interleaved"},
     {{"interleaved", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "at least 2 chunks", "1f1b"},
+    {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
     {{"interleaved", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
     {{"interleaved", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "2 equal rounds, and 9 is not divisible by 2", "fits is 10"},
     {{"interleaved", 4, 2, 13, 0}, QE_ERROR_ARGUMENT, "3 equal rounds, and 13 is not divisible by 3", "fits is 12"},
@@ -299,7 +296,7 @@ static void microbatches_fewer_than_the_schedule_needs_are_refused_with_the_numb
         qe_error error = {0};
         assert_int_equal(qe_schedule_generate(&request, &schedule, &error), QE_ERROR_ARGUMENT);
         assert_non_null(strstr(error.message, "at least as many microbatches as ranks (6)"));
-        assert_string_equal(error.remedy, "the nearest number of microbatches that fits is 6");
+        assert_string_equal(error.remedy, "the nearest number of microbatches that fits is 6, or use 1f1b");
     }
 }
 
