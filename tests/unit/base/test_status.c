@@ -73,9 +73,10 @@ static void long_text_is_cut_between_characters(void **state) {
     const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
     for (size_t c = 0; c < 4; c++) {
         for (size_t shift = 0; shift < 4; shift++) {
-            char text[4 * QE_ERROR_TEXT_BYTES] = "";
-            for (size_t i = 0; i < shift; i++) strcat(text, "x");
-            while (strlen(text) < 2 * QE_ERROR_TEXT_BYTES) strcat(text, characters[c]);
+            char text[4 * QE_ERROR_TEXT_BYTES] = {0};
+            size_t length = shift, step = strlen(characters[c]);
+            memset(text, 'x', shift);
+            for (; length < 2 * QE_ERROR_TEXT_BYTES; length += step) memcpy(text + length, characters[c], step);
             qe_error error;
             qe_error_set(&error, QE_ERROR_ARGUMENT, text, "%s", text);
             qe_error_place(&error, text, 1, 1);
