@@ -164,8 +164,8 @@ static qe_status check_rounds(uint32_t ranks, uint32_t microbatches, qe_error *e
                    interleaved_nearest(ranks, microbatches));
     uint32_t rounds = interleaved_rounds(ranks, microbatches);
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
-                        "interleaved runs %u microbatches on %u ranks in %u equal rounds, and %u is not divisible by %u",
-                        microbatches, ranks, rounds, microbatches, rounds);
+                        "interleaved runs on %u ranks in %u equal rounds, and %u microbatches are not divisible by %u",
+                        ranks, rounds, microbatches, rounds);
 }
 
 static uint64_t count_actions(const generator *order, const qe_schedule_request *request) {

@@ -11,7 +11,8 @@ typedef struct fault {
 
 static const fault FAULTS[] = {
     {"0F0,0B0,1B0\n1F0\n", QE_RULE_SCHEDULE_PLACE,
-     "schedule.place: stage 1 lives on one rank only: 1B0 (row 1, cell 3) is on rank 0, 1F0 (row 2, cell 1) on rank 1."},
+     "schedule.place: stage 1 lives on one rank only: 1B0 (row 1, cell 3) is on rank 0, "
+     "1F0 (row 2, cell 1) on rank 1."},
     {"0F0,0B0\n2F0,2B0\n", QE_RULE_SCHEDULE_PLACE,
      "schedule.place: no rank has stage 1, though stages run from 0 to 2."},
     {"4095F0\n", QE_RULE_SCHEDULE_PLACE, "schedule.place: no rank has stage 0, though stages run from 0 to 4095."},
@@ -78,7 +79,7 @@ static void what_others_write_and_what_can_run_is_certified(void **state) {
     static const char *const good[] = {
         "0F0,0B0\n",
         "0F0,0F1,0F2\n1F0,1F1,1F2\n",                               /* an evaluation */
-        "0F0,0F1,,0B0,0I1,0W1\n,1F0,1F1,1I0,1I1,1W1,1W0\n",         /* B on one rank, I and W on the other; W last first */
+        "0F0,0F1,,0B0,0I1,0W1\n,1F0,1F1,1I0,1I1,1W1,1W0\n",         /* B, I and W mixed; W last first */
         "0F1,0F0,0B1,0B0\n1F1,1F0,1B0,1B1\n",                       /* another order of microbatches on each rank */
         "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n",                       /* V placement */
         "0F0,1F0,0F1,2F0,1F1,2B0,2F1,1B0,2B1,0B0,1B1,0B1\n",        /* three stages on one rank */
@@ -99,9 +100,9 @@ static void a_rank_that_waits_for_a_circle_is_not_part_of_it(void **state) {
     (void)state;
     qe_schedule schedule = schedule_of("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2F1,2B0,2B1\n");
     assert_refused(&schedule, QE_RULE_SCHEDULE_CYCLE,
-                   "schedule.cycle: 4 actions wait for each other, and 8 never run. 1B0 (row 2, cell 2) needs the result "
-                   "of 2B0 (row 3, cell 3), which comes after 2F1 (row 3, cell 2), which needs the result of 1F1 (row 2, "
-                   "cell 3), which comes after 1B0 (row 2, cell 2).");
+                   "schedule.cycle: 4 actions wait for each other, and 8 never run. 1B0 (row 2, cell 2) needs the "
+                   "result of 2B0 (row 3, cell 3), which comes after 2F1 (row 3, cell 2), which needs the result of "
+                   "1F1 (row 2, cell 3), which comes after 1B0 (row 2, cell 2).");
     qe_schedule_deinit(&schedule);
 }
 
@@ -110,7 +111,8 @@ static void generated_actions_are_told_by_rank_and_number(void **state) {
     qe_schedule schedule = generated("1f1b", 2, 1, 2);
     schedule.actions[3] = schedule.actions[2];
     assert_refused(&schedule, QE_RULE_SCHEDULE_DUPLICATE,
-                   "schedule.duplicate: 0B0 (rank 0, action 4) repeats 0B0 (rank 0, action 3); every action is due once.");
+                   "schedule.duplicate: 0B0 (rank 0, action 4) repeats 0B0 (rank 0, action 3); "
+                   "every action is due once.");
     qe_schedule_deinit(&schedule);
 }
 
@@ -140,7 +142,8 @@ static void a_structure_that_is_no_schedule_is_an_argument_error(void **state) {
     schedule.actions[3].stage = 0;
     schedule.stage_rank[0] = 1;
     assert_refused(&schedule, QE_RULE_SCHEDULE_PLACE,
-                   "schedule.place: stage 0 lives on one rank only: that is rank 1, but 0F0 (rank 0, action 1) on rank 0.");
+                   "schedule.place: stage 0 lives on one rank only: that is rank 1, "
+                   "but 0F0 (rank 0, action 1) on rank 0.");
     qe_schedule_deinit(&schedule);
 }
 
