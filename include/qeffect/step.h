@@ -29,9 +29,6 @@ typedef struct qe_team_options {
     qe_contracts contracts;
 } qe_team_options;
 
-/* One fault for the running step (train --inject). */
-typedef struct qe_injection qe_injection;
-
 typedef struct qe_batch {
     const int32_t *tokens, *targets; /* [microbatches, T]; the caller's memory, unchanged until the call returns */
 } qe_batch;

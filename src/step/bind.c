@@ -1,0 +1,249 @@
+/* bind.c - gives every op of a plan its addresses. Units are lowered again with the frames they were planned with,
+ * so op number and order are the plan's; nothing is allocated or looked up afterwards. */
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "step/team.h"
+
+typedef struct bind_sink {
+    qe_binding *binding;
+    uint32_t next, end;
+} bind_sink;
+
+static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
+    bind_sink *sink = context;
+    (void)effects;
+    (void)count;
+    QE_ASSERT(sink->next < sink->end);
+    sink->binding->ops[sink->next++] = *op;
+    return QE_OK;
+}
+
+static char *slot_address(const qe_binding *binding, const qe_unit *unit, qe_slot_kind kind) {
+    uint32_t stage;
+    qe_slot_kind resolved;
+    if (unit->slot[kind] == QE_NONE) return NULL;
+    qe_plan_resolve_slot(binding->plan, unit->stage, kind, &stage, &resolved);
+    const qe_pool *pool = qe_rank_plan_pool(binding->rank_plan, stage, resolved);
+    QE_ASSERT(pool != NULL);
+    QE_ASSERT(unit->slot[kind] < pool->count);
+    return binding->pool_memory[pool - binding->rank_plan->pools] + unit->slot[kind] * pool->slot_bytes;
+}
+
+static qe_frame frame_of(const qe_rank *rank, const qe_binding *binding, const qe_unit *unit) {
+    const qe_plan *plan = binding->plan;
+    uint64_t tokens = plan->model_ops->tokens(plan->model);
+    qe_frame frame = {.stage = unit->stage, .stages = plan->stages, .microbatch = unit->microbatch,
+                      .training = !plan->options.forward_only, .set = unit->set, .weights = binding->places,
+                      .constants = rank->constants, .work = binding->work};
+    qe_plan_frame_objects(plan, binding->rank_plan, unit, &frame);
+    frame.gradient_scale = (float)(1.0 / ((double)tokens * plan->microbatches));
+    for (int kind = 0; kind < QE_SLOT_KINDS; kind++) frame.slot[kind].at = slot_address(binding, unit, (qe_slot_kind)kind);
+    if (unit->microbatch == QE_NONE) return frame;
+    frame.tokens = binding->tokens + 2 * tokens * unit->microbatch;
+    frame.targets = frame.tokens + tokens;
+    frame.loss = binding->loss + unit->microbatch;
+    return frame;
+}
+
+static qe_status bind_lowered(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_phase phase) {
+    qe_frame frame = frame_of(rank, binding, unit);
+    bind_sink sink = {.binding = binding, .next = unit->first_op, .end = unit->first_op + unit->op_count};
+    qe_sink target = {.context = &sink, .op = sink_op};
+    QE_TRY(binding->plan->model_ops->lower(binding->plan->model, &frame, phase, &target));
+    QE_ASSERT(sink.next == sink.end);
+    return QE_OK;
+}
+
+static qe_status bind_transfer(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_error *error_out) {
+    int incoming = unit->kind == QE_UNIT_RECV_F || unit->kind == QE_UNIT_RECV_B;
+    int backward = unit->kind == QE_UNIT_SEND_B || unit->kind == QE_UNIT_RECV_B;
+    qe_slot_kind kind = backward ? (incoming ? QE_SLOT_IN_B : QE_SLOT_OUT_B) : (incoming ? QE_SLOT_IN_F : QE_SLOT_OUT_F);
+    const qe_team_options *options = &rank->team->options;
+    uint32_t from = incoming ? unit->peer : rank->index, to = incoming ? rank->index : unit->peer;
+    qe_channel *channel;
+    QE_TRY(options->comm->channel_open(options->world, from, to, (uint32_t)backward, &channel, error_out));
+    qe_op *op = &binding->ops[unit->first_op];
+    op->kind = incoming ? QE_OP_RECV : QE_OP_SEND;
+    op->args.transfer = (qe_args_transfer){.channel = channel, .bytes_at = slot_address(binding, unit, kind)};
+    op->args.transfer.bytes = binding->plan->model_ops->slot_bytes(binding->plan->model, unit->stage, binding->plan->stages, kind);
+    return QE_OK;
+}
+
+static uint64_t weight_values(const qe_plan *plan, uint32_t weight) {
+    const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
+    return (uint64_t)info->rows * info->columns;
+}
+
+static void bind_copy(qe_binding *binding, const qe_unit *unit, void *to, const void *from, uint64_t bytes) {
+    binding->ops[unit->first_op] = (qe_op){.kind = QE_OP_COPY};
+    binding->ops[unit->first_op].args.copy = (qe_args_copy){.from = from, .to = to, .bytes = bytes};
+}
+
+static void bind_take(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
+    qe_op *op = &binding->ops[unit->first_op];
+    *op = (qe_op){.kind = QE_OP_GRAD_NORM};
+    op->args.grad_norm = (qe_args_grad_norm){.grad = rank->places[unit->weight].grad, .sum = &binding->norms[unit->weight],
+                                             .count = weight_values(binding->plan, unit->weight)};
+}
+
+static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
+    const qe_plan *plan = binding->plan;
+    qe_op *op = &binding->ops[unit->first_op];
+    *op = (qe_op){.kind = QE_OP_ADAMW};
+    op->args.adamw = (qe_args_adamw){
+        .weight = rank->places[unit->weight].master, .grad = rank->places[unit->weight].grad,
+        .moment1 = rank->moment1[unit->weight], .moment2 = rank->moment2[unit->weight],
+        .count = weight_values(plan, unit->weight), .step = &rank->adamw,
+        .decay = plan->model_ops->weight(plan->model, unit->weight)->decay,
+    };
+}
+
+static void bind_fold(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
+    qe_op *op = &binding->ops[unit->first_op];
+    *op = (qe_op){.kind = QE_OP_FOLD};
+    op->args.fold = (qe_args_fold){.states = rank->places[unit->weight].scale, .count = QE_SCALE_ROLES,
+                                   .recipe = binding->plan->model_ops->recipe(binding->plan->model)};
+}
+
+static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
+    const qe_plan *plan = binding->plan;
+    uint64_t tokens = 2ull * plan->model_ops->tokens(plan->model) * sizeof(int32_t) * plan->microbatches;
+    uint64_t grad = unit->weight == QE_NONE ? 0 : weight_values(plan, unit->weight) * sizeof(float);
+    switch ((qe_unit_kind)unit->kind) {
+        case QE_UNIT_LOAD: bind_copy(binding, unit, binding->tokens, binding->staging, tokens); break;
+        case QE_UNIT_READ: bind_copy(binding, unit, binding->loss_host, binding->loss, plan->microbatches * sizeof(double)); break;
+        case QE_UNIT_GRAD_IN: bind_copy(binding, unit, binding->places[unit->weight].grad, rank->places[unit->weight].grad, grad); break;
+        case QE_UNIT_GRAD_OUT: bind_copy(binding, unit, rank->places[unit->weight].grad, binding->places[unit->weight].grad, grad); break;
+        case QE_UNIT_TAKE: bind_take(binding, rank, unit); break;
+        case QE_UNIT_COMMIT: bind_commit(binding, rank, unit); break;
+        case QE_UNIT_FOLD: bind_fold(binding, rank, unit); break;
+        default: QE_ASSERT(!"a unit of the plan's own");
+    }
+}
+
+static qe_status bind_unit(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_error *error_out) {
+    switch ((qe_unit_kind)unit->kind) {
+        case QE_UNIT_FILL: return bind_lowered(rank, binding, unit, QE_PHASE_FILL);
+        case QE_UNIT_F: return bind_lowered(rank, binding, unit, QE_PHASE_F);
+        case QE_UNIT_I: return bind_lowered(rank, binding, unit, QE_PHASE_I);
+        case QE_UNIT_W: return bind_lowered(rank, binding, unit, QE_PHASE_W);
+        case QE_UNIT_SEND_F:
+        case QE_UNIT_RECV_F:
+        case QE_UNIT_SEND_B:
+        case QE_UNIT_RECV_B: return bind_transfer(rank, binding, unit, error_out);
+        default: bind_own(rank, binding, unit); return QE_OK;
+    }
+}
+
+/* Objects of this plan with the addresses of the rank; under placement copy gradients are accumulated in scratch. */
+static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_plan *plan = binding->plan;
+    binding->places = malloc(plan->weight_count * sizeof *binding->places);
+    if (binding->places == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u weights", plan->weight_count);
+    uint64_t scratch_bytes = 0;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
+        qe_weight_place *place = &binding->places[weight];
+        *place = rank->places[weight];
+        const qe_weight_place *planned = &binding->rank_plan->places[weight];
+        place->weight_object = planned->weight_object;
+        place->grad_object = planned->grad_object;
+        place->cache_object = planned->cache_object;
+        memcpy(place->scale_object, planned->scale_object, sizeof place->scale_object);
+        if (qe_rank_owns(rank, weight)) scratch_bytes += weight_values(plan, weight) * sizeof(float);
+    }
+    if (plan->options.placement != QE_PLACEMENT_COPY || plan->options.forward_only) return QE_OK;
+    binding->grad_scratch = qe_rank_alloc(rank, scratch_bytes, error_out);
+    if (binding->grad_scratch == NULL) return QE_ERROR_MEMORY;
+    binding->scratch_bytes += scratch_bytes;
+    float *next = (float *)(void *)binding->grad_scratch;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
+        if (!qe_rank_owns(rank, weight)) continue;
+        binding->places[weight].grad = next;
+        next += weight_values(plan, weight);
+    }
+    return QE_OK;
+}
+
+static qe_status allocate_pools(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_rank_plan *rank_plan = binding->rank_plan;
+    binding->pool_memory = calloc(rank_plan->pool_count + 1, sizeof *binding->pool_memory);
+    if (binding->pool_memory == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for slot pools");
+    for (uint32_t i = 0; i < rank_plan->pool_count; i++) {
+        uint64_t bytes = rank_plan->pools[i].count * rank_plan->pools[i].slot_bytes;
+        binding->pool_memory[i] = qe_rank_alloc(rank, bytes, error_out);
+        if (bytes > 0 && binding->pool_memory[i] == NULL) return QE_ERROR_MEMORY;
+        binding->slot_bytes += bytes;
+    }
+    return QE_OK;
+}
+
+static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_plan *plan = binding->plan;
+    uint64_t tokens = 2ull * plan->model_ops->tokens(plan->model) * sizeof(int32_t) * plan->microbatches;
+    uint64_t losses = plan->microbatches * sizeof(double), work = plan->model_ops->work_bytes(plan->model);
+    binding->work = qe_rank_alloc(rank, work, error_out);
+    binding->tokens = qe_rank_alloc(rank, tokens, error_out);
+    binding->staging = qe_rank_alloc(rank, tokens, error_out);
+    binding->loss = qe_rank_alloc(rank, losses, error_out);
+    binding->loss_host = qe_rank_alloc(rank, losses, error_out);
+    binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
+    binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
+    binding->scratch_bytes += work + 2 * tokens + 2 * losses;
+    if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host || !binding->norms || !binding->ops)
+        return QE_ERROR_MEMORY;
+    return allocate_pools(rank, binding, error_out);
+}
+
+static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_stream_ops *ops = rank->team->options.backend->stream;
+    const qe_program *program = &binding->rank_plan->program;
+    binding->streams = calloc(program->stream_count + 1, sizeof *binding->streams);
+    binding->events = calloc(program->event_count + 1, sizeof *binding->events);
+    if (binding->streams == NULL || binding->events == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for streams");
+    for (uint32_t i = 0; i < program->stream_count; i++) {
+        if (program->streams[i].role == QE_STREAM_HOST) continue;
+        QE_TRY(ops->create(rank->device, program->streams[i].name, &binding->streams[i], error_out));
+    }
+    for (uint32_t i = 0; i < program->event_count; i++) QE_TRY(ops->event_create(rank->device, &binding->events[i], error_out));
+    return QE_OK;
+}
+
+qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *plan, qe_error *error_out) {
+    memset(binding, 0, sizeof *binding);
+    if (plan == NULL) return QE_OK;
+    binding->plan = plan;
+    binding->rank_plan = &plan->rank[rank->index];
+    QE_TRY(bind_places(rank, binding, error_out));
+    QE_TRY(allocate_buffers(rank, binding, error_out));
+    QE_TRY(create_streams(rank, binding, error_out));
+    for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
+        QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
+    QE_TRY(qe_ledger_create(&binding->rank_plan->program, &binding->ledger, error_out));
+    qe_violations violations; /* the plan was certified before; this arms the certified way */
+    return qe_ledger_certify(binding->ledger, &violations, error_out);
+}
+
+static void release(qe_rank *rank, void *address) {
+    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
+}
+
+void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
+    if (binding->plan == NULL) return;
+    const qe_stream_ops *ops = rank->team->options.backend->stream;
+    const qe_program *program = &binding->rank_plan->program;
+    for (uint32_t i = 0; binding->streams != NULL && i < program->stream_count; i++)
+        if (binding->streams[i] != NULL) ops->destroy(binding->streams[i]);
+    for (uint32_t i = 0; binding->events != NULL && i < program->event_count; i++)
+        if (binding->events[i] != NULL) ops->event_destroy(binding->events[i]);
+    for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++) release(rank, binding->pool_memory[i]);
+    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->staging, binding->loss, binding->loss_host, binding->norms};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) release(rank, buffers[i]);
+    qe_ledger_destroy(binding->ledger);
+    free(binding->streams);
+    free(binding->events);
+    free(binding->pool_memory);
+    free(binding->places);
+    free(binding->ops);
+    memset(binding, 0, sizeof *binding);
+}

@@ -1,0 +1,126 @@
+/* memory.c - what a rank keeps from step to step: masters, moments, gradients, caches, scales. Allocated once. */
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "step/team.h"
+
+void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
+    void *address = NULL;
+    if (bytes == 0) return NULL;
+    qe_status status = rank->team->options.backend->memory->alloc(rank->device, (size_t)bytes, &address, error_out);
+    return status == QE_OK ? address : NULL;
+}
+
+int qe_rank_owns(const qe_rank *rank, uint32_t weight) {
+    const qe_plan *plan = rank->team->plan;
+    return plan->stage_rank[plan->model_ops->weight_stage(plan->model, weight, plan->stages)] == rank->index;
+}
+
+static int has_gradients(const qe_rank *rank) {
+    return rank->team->plan->options.forward_only == 0;
+}
+
+static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes, qe_error *error_out) {
+    qe_weight_place *place = &rank->places[weight];
+    place->master = qe_rank_alloc(rank, bytes, error_out);
+    if (place->master == NULL) return QE_ERROR_MEMORY;
+    rank->state_bytes += bytes;
+    if (!has_gradients(rank)) return QE_OK;
+    place->grad = qe_rank_alloc(rank, bytes, error_out);
+    rank->moment1[weight] = qe_rank_alloc(rank, bytes, error_out);
+    rank->moment2[weight] = qe_rank_alloc(rank, bytes, error_out);
+    rank->state_bytes += 3 * bytes;
+    return place->grad != NULL && rank->moment1[weight] != NULL && rank->moment2[weight] != NULL ? QE_OK : QE_ERROR_MEMORY;
+}
+
+static qe_status allocate_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe, qe_error *error_out) {
+    qe_scale_state *state = &rank->scales[weight * QE_SCALE_ROLES + (uint32_t)role];
+    *state = (qe_scale_state){.scale = 1.0f, .history_length = recipe->history_length};
+    state->format_max = qe_format_max(role == QE_SCALE_DY ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3); /* HYBRID */
+    state->history = qe_rank_alloc(rank, recipe->history_length * sizeof(float), error_out);
+    rank->places[weight].scale[role] = state;
+    return state->history == NULL ? QE_ERROR_MEMORY : QE_OK;
+}
+
+static qe_status allocate_cache(qe_rank *rank, uint32_t weight, uint64_t values, qe_error *error_out) {
+    const qe_plan *plan = rank->team->plan;
+    qe_weight_place *place = &rank->places[weight];
+    uint64_t codes = plan->model_ops->cache_code_bytes(plan->model, weight);
+    uint64_t scales = plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float);
+    place->cache_decoded = qe_rank_alloc(rank, values * sizeof(float), error_out);
+    place->cache_codes = qe_rank_alloc(rank, codes, error_out);
+    place->cache_scale_inv = qe_rank_alloc(rank, scales, error_out);
+    rank->cache_bytes += values * sizeof(float) + codes + scales;
+    if (place->cache_decoded == NULL || (codes > 0 && place->cache_codes == NULL) || (scales > 0 && place->cache_scale_inv == NULL))
+        return QE_ERROR_MEMORY;
+    const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
+    for (int role = 0; recipe->kind == QE_RECIPE_DELAYED && role < QE_SCALE_ROLES; role++)
+        QE_TRY(allocate_scale(rank, weight, role, recipe, error_out));
+    return QE_OK;
+}
+
+static qe_status allocate_weight(qe_rank *rank, uint32_t weight, qe_error *error_out) {
+    const qe_plan *plan = rank->team->plan;
+    const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
+    uint64_t values = (uint64_t)info->rows * info->columns;
+    QE_TRY(allocate_masters(rank, weight, values * sizeof(float), error_out));
+    return info->quantized ? allocate_cache(rank, weight, values, error_out) : QE_OK;
+}
+
+static qe_status allocate_tables(qe_rank *rank, qe_error *error_out) {
+    size_t count = rank->team->plan->weight_count;
+    rank->places = calloc(count, sizeof *rank->places);
+    rank->moment1 = calloc(count, sizeof *rank->moment1);
+    rank->moment2 = calloc(count, sizeof *rank->moment2);
+    rank->scales = calloc(count * QE_SCALE_ROLES, sizeof *rank->scales);
+    rank->values = calloc(count + 1, sizeof *rank->values);
+    rank->gathered = calloc((count + 1) * rank->team->rank_count, sizeof *rank->gathered);
+    if (rank->places && rank->moment1 && rank->moment2 && rank->scales && rank->values && rank->gathered) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the weight table of rank %u", rank->index);
+}
+
+static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
+    const qe_plan *plan = rank->team->plan;
+    uint64_t bytes = plan->model_ops->constant_bytes(plan->model);
+    rank->constants = qe_rank_alloc(rank, bytes, error_out);
+    void *host = malloc((size_t)bytes);
+    qe_status status = rank->constants == NULL || host == NULL ? QE_ERROR_MEMORY : QE_OK;
+    if (status == QE_OK) {
+        plan->model_ops->constant_fill(plan->model, host);
+        status = rank->team->options.backend->memory->write(rank->device, rank->constants, host, (size_t)bytes, error_out);
+    }
+    free(host);
+    return status;
+}
+
+qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out) {
+    QE_TRY(allocate_tables(rank, error_out));
+    QE_TRY(allocate_constants(rank, error_out));
+    for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
+        if (qe_rank_owns(rank, weight)) QE_TRY(allocate_weight(rank, weight, error_out));
+    return QE_OK;
+}
+
+static void release(qe_rank *rank, void *address) {
+    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
+}
+
+static void release_weight(qe_rank *rank, uint32_t weight) {
+    qe_weight_place *place = &rank->places[weight];
+    void *parts[] = {place->master, place->grad, place->cache_codes, place->cache_scale_inv, place->cache_decoded,
+                     rank->moment1[weight], rank->moment2[weight]};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(rank, parts[i]);
+    for (uint32_t role = 0; role < QE_SCALE_ROLES; role++) release(rank, rank->scales[weight * QE_SCALE_ROLES + role].history);
+}
+
+void qe_rank_release(qe_rank *rank) {
+    int complete = rank->places && rank->moment1 && rank->moment2 && rank->scales;
+    for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++) release_weight(rank, weight);
+    release(rank, rank->constants);
+    free(rank->places);
+    free(rank->moment1);
+    free(rank->moment2);
+    free(rank->scales);
+    free(rank->values);
+    free(rank->gathered);
+}

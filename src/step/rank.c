@@ -1,0 +1,173 @@
+/* rank.c - one step on one rank (drawn in step.h). What outlives the step is written only after every rank has said,
+ * at the second meeting, that its commits and folds break no rule. */
+#include <math.h>
+#include <string.h>
+#include "base/assert.h"
+#include "step/team.h"
+
+/* Sets the outcome and wakes everybody who waits for this rank. Work that was given to streams is finished first. */
+static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
+    rank->status = status;
+    const qe_team_options *options = &rank->team->options;
+    options->comm->abort(options->world);
+    qe_error ignored; /* transfers that were woken by the abort say so; the cause is in rank->status */
+    qe_binding_drain(rank, binding, &ignored);
+}
+
+/* The amax of a step that is not committed is dropped with it. */
+static void drop_amaxes(qe_rank *rank) {
+    for (uint32_t i = 0; i < rank->team->plan->weight_count * QE_SCALE_ROLES; i++) rank->scales[i].amax = 0.0f;
+}
+
+static int contracts_on(const qe_rank *rank) {
+    return rank->team->options.contracts != QE_CONTRACTS_OFF;
+}
+
+static void abort_step(qe_rank *rank, qe_binding *binding) {
+    if (rank->violations.count > 0) {
+        qe_program_deinit(&rank->history);
+        qe_error ignored; /* without memory for the history the records still say what happened */
+        qe_ledger_history(binding->ledger, &rank->history, &ignored);
+    }
+    if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
+    drop_amaxes(rank);
+}
+
+static void begin(qe_rank *rank, qe_binding *binding) {
+    const qe_batch *batch = rank->team->batch;
+    const qe_plan *plan = binding->plan;
+    rank->status = QE_OK;
+    rank->vetoed = 0;
+    memset(&rank->violations, 0, sizeof rank->violations);
+    memset(&rank->error, 0, sizeof rank->error);
+    size_t tokens = plan->model_ops->tokens(plan->model);
+    for (size_t m = 0; m < plan->microbatches; m++) {
+        memcpy(binding->staging + 2 * m * tokens, batch->tokens + m * tokens, tokens * sizeof(int32_t));
+        memcpy(binding->staging + (2 * m + 1) * tokens, batch->targets + m * tokens, tokens * sizeof(int32_t));
+    }
+    if (contracts_on(rank)) qe_ledger_step_begin(binding->ledger);
+}
+
+static qe_status read_doubles(qe_rank *rank, double *to, const double *from, size_t count) {
+    return rank->team->options.backend->memory->read(rank->device, to, from, count * sizeof *to, &rank->error);
+}
+
+static int owns_last_stage(const qe_rank *rank, const qe_plan *plan) {
+    return plan->stage_rank[plan->stages - 1] == rank->index;
+}
+
+/* Norms of local gradients by weight, then the sum of the losses in microbatch order; zero where another rank knows. */
+static qe_status local_values(qe_rank *rank, qe_binding *binding) {
+    const qe_plan *plan = binding->plan;
+    memset(rank->values, 0, (plan->weight_count + 1) * sizeof *rank->values);
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++)
+        if (qe_rank_owns(rank, weight)) QE_TRY(read_doubles(rank, &rank->values[weight], &binding->norms[weight], 1));
+    if (!owns_last_stage(rank, plan)) return QE_OK;
+    QE_TRY(read_doubles(rank, binding->loss_host, binding->loss, plan->microbatches));
+    double sum = 0;
+    for (uint32_t m = 0; m < plan->microbatches; m++) sum += binding->loss_host[m];
+    if (rank->team->edit_rule == QE_RULE_STEP_NONFINITE) sum = NAN; /* an armed fault */
+    rank->values[plan->weight_count] = sum;
+    return QE_OK;
+}
+
+/* Sums in the order of weights, whatever rank holds them: the norm does not depend on the number of ranks. */
+static void global_values(qe_rank *rank, const qe_plan *plan) {
+    size_t stride = plan->weight_count + 1u;
+    double squares = 0;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
+        uint32_t owner = plan->stage_rank[plan->model_ops->weight_stage(plan->model, weight, plan->stages)];
+        squares += rank->gathered[owner * stride + weight];
+    }
+    rank->gradient_norm = sqrt(squares);
+    rank->loss_sum = rank->gathered[plan->stage_rank[plan->stages - 1] * stride + plan->weight_count];
+}
+
+static qe_status meet(qe_rank *rank, qe_status mine, size_t count) {
+    const qe_team_options *options = &rank->team->options;
+    qe_status worst = mine;
+    QE_TRY(options->comm->meet(options->world, rank->index, mine, rank->values, count, rank->gathered, &worst));
+    return worst;
+}
+
+static qe_status actions(qe_rank *rank, qe_binding *binding) {
+    QE_TRY(qe_binding_issue(rank, binding, 0, binding->rank_plan->commit_begin, 1, 1));
+    QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    return local_values(rank, binding);
+}
+
+/* Judges commits, folds and the end of the step before any of them runs. */
+static qe_status judge_commit(qe_rank *rank, qe_binding *binding) {
+    uint32_t end = binding->rank_plan->program.item_count;
+    QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 1, 0));
+    if (!contracts_on(rank)) return QE_OK;
+    qe_violations found;
+    qe_status status = qe_ledger_step_check(binding->ledger, &found);
+    if (status != QE_CONTRACT) return status;
+    if (rank->violations.count == 0) rank->violations = found;
+    return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
+}
+
+static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
+    rank->adamw = rank->team->optimizer->constants(rank->team->optimizer->context, rank->gradient_norm);
+    uint32_t end = binding->rank_plan->program.item_count;
+    QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 0, 1));
+    QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    if (contracts_on(rank)) {
+        qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);
+        qe_violations ignored; /* checked before */
+        qe_status status = qe_ledger_step_end(binding->ledger, &ignored);
+        QE_ASSERT(status == QE_OK || rank->team->options.contracts == QE_CONTRACTS_OBSERVE);
+        if (status != QE_OK) qe_ledger_step_abort(binding->ledger);
+    }
+    return QE_OK;
+}
+
+void qe_rank_step(qe_rank *rank) {
+    qe_binding *binding = &rank->train;
+    begin(rank, binding);
+    qe_status status = actions(rank, binding);
+    if (status == QE_OK) status = meet(rank, QE_OK, binding->plan->weight_count + 1u);
+    if (status == QE_OK) {
+        global_values(rank, binding->plan);
+        rank->vetoed = !isfinite(rank->loss_sum) || !isfinite(rank->gradient_norm);
+        if (rank->vetoed) { /* the same on every rank: all saw the same numbers */
+            abort_step(rank, binding);
+            return;
+        }
+        status = judge_commit(rank, binding);
+    }
+    if (status == QE_OK) status = meet(rank, QE_OK, 0);
+    if (status == QE_OK) status = run_commit(rank, binding);
+    if (status == QE_OK) return;
+    give_up(rank, binding, status);
+    abort_step(rank, binding);
+}
+
+/* Weights and scales moved on in training; the evaluation ledger is told. */
+static void follow_training(qe_rank *rank) {
+    if (rank->train.plan == NULL) return;
+    const qe_program *program = &rank->evaluate.rank_plan->program;
+    for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++) {
+        const qe_weight_place *here = &rank->evaluate.places[weight], *there = &rank->train.places[weight];
+        if (here->weight_object == QE_NONE) continue;
+        qe_ledger_touch(rank->evaluate.ledger, here->weight_object, qe_ledger_counter(rank->train.ledger, there->weight_object));
+        for (int role = 0; role < QE_SCALE_ROLES; role++)
+            if (here->scale_object[role] != QE_NONE)
+                qe_ledger_touch(rank->evaluate.ledger, here->scale_object[role], qe_ledger_counter(rank->train.ledger, there->scale_object[role]));
+    }
+    QE_ASSERT(program->object_count > 0);
+}
+
+void qe_rank_evaluate(qe_rank *rank) {
+    qe_binding *binding = &rank->evaluate;
+    if (contracts_on(rank)) follow_training(rank);
+    begin(rank, binding);
+    qe_status status = qe_binding_issue(rank, binding, 0, binding->rank_plan->program.item_count, 1, 1);
+    if (status == QE_OK) status = qe_binding_drain(rank, binding, &rank->error);
+    if (status == QE_OK && contracts_on(rank)) status = qe_ledger_step_end(binding->ledger, &rank->violations);
+    if (status == QE_OK) status = meet(rank, QE_OK, 0);
+    if (status == QE_OK) return;
+    give_up(rank, binding, status);
+    if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
+}

@@ -1,0 +1,282 @@
+/* team.c - the ranks of one process: threads that wait for a command, and the state that the caller may see. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "base/hash.h"
+#include "step/team.h"
+
+static void *rank_main(void *opaque) {
+    qe_rank *rank = opaque;
+    qe_team *team = rank->team;
+    uint64_t seen = 0;
+    for (;;) {
+        pthread_mutex_lock(&team->mutex);
+        while (team->round == seen) pthread_cond_wait(&team->wake, &team->mutex);
+        seen = team->round;
+        qe_team_command command = team->command;
+        pthread_mutex_unlock(&team->mutex);
+        if (command == QE_COMMAND_STEP) qe_rank_step(rank);
+        if (command == QE_COMMAND_EVALUATE) qe_rank_evaluate(rank);
+        pthread_mutex_lock(&team->mutex);
+        team->finished++;
+        pthread_cond_signal(&team->done);
+        pthread_mutex_unlock(&team->mutex);
+        if (command == QE_COMMAND_QUIT) return NULL;
+    }
+}
+
+/* Every rank thread does the command once; returns when all are done. */
+static void command_all(qe_team *team, qe_team_command command) {
+    pthread_mutex_lock(&team->mutex);
+    team->command = command;
+    team->finished = 0;
+    team->round++;
+    pthread_cond_broadcast(&team->wake);
+    uint32_t started = 0;
+    for (uint32_t i = 0; i < team->rank_count; i++) started += team->ranks[i].started != 0;
+    while (team->finished < started) pthread_cond_wait(&team->done, &team->mutex);
+    pthread_mutex_unlock(&team->mutex);
+}
+
+static qe_status rank_create(qe_team *team, uint32_t index, const qe_plan *train, const qe_plan *evaluate, qe_error *error_out) {
+    qe_rank *rank = &team->ranks[index];
+    rank->team = team;
+    rank->index = index;
+    qe_program_init(&rank->history);
+    QE_TRY(team->options.backend->open(&rank->device, error_out));
+    qe_status status = qe_rank_allocate(rank, error_out);
+    if (status == QE_OK) status = qe_binding_create(rank, &rank->train, train, error_out);
+    if (status == QE_OK) status = qe_binding_create(rank, &rank->evaluate, evaluate, error_out);
+    QE_TRY(status);
+    if (pthread_create(&rank->thread, NULL, rank_main, rank) != 0)
+        return qe_error_set(error_out, QE_ERROR_IO, "raise the limit on threads or use fewer ranks", "no thread for rank %u", index);
+    rank->started = 1;
+    return QE_OK;
+}
+
+static void rank_destroy(qe_rank *rank) {
+    if (rank->team == NULL) return;
+    if (rank->started) pthread_join(rank->thread, NULL);
+    if (rank->device == NULL) return;
+    qe_binding_destroy(rank, &rank->train);
+    qe_binding_destroy(rank, &rank->evaluate);
+    qe_rank_release(rank);
+    qe_program_deinit(&rank->history);
+    rank->team->options.backend->close(rank->device);
+}
+
+qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options, qe_team **team_out, qe_error *error_out) {
+    QE_ASSERT(train != NULL || evaluate != NULL);
+    qe_team *team = calloc(1, sizeof *team);
+    if (team == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a team");
+    team->plan = train != NULL ? train : evaluate;
+    team->options = *options;
+    team->rank_count = team->plan->ranks;
+    team->edit_rank = QE_NONE;
+    pthread_mutex_init(&team->mutex, NULL);
+    pthread_cond_init(&team->wake, NULL);
+    pthread_cond_init(&team->done, NULL);
+    team->ranks = calloc(team->rank_count, sizeof *team->ranks);
+    qe_status status = team->ranks == NULL ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ranks", team->rank_count) : QE_OK;
+    for (uint32_t i = 0; status == QE_OK && i < team->rank_count; i++) status = rank_create(team, i, train, evaluate, error_out);
+    if (status != QE_OK) {
+        qe_team_destroy(team);
+        return status;
+    }
+    *team_out = team;
+    return QE_OK;
+}
+
+void qe_team_destroy(qe_team *team) {
+    if (team == NULL) return;
+    if (team->ranks != NULL) command_all(team, QE_COMMAND_QUIT);
+    for (uint32_t i = 0; team->ranks != NULL && i < team->rank_count; i++) rank_destroy(&team->ranks[i]);
+    free(team->ranks);
+    pthread_cond_destroy(&team->done);
+    pthread_cond_destroy(&team->wake);
+    pthread_mutex_destroy(&team->mutex);
+    free(team);
+}
+
+static qe_rank *owner_of(qe_team *team, uint32_t weight) {
+    const qe_plan *plan = team->plan;
+    return &team->ranks[plan->stage_rank[plan->model_ops->weight_stage(plan->model, weight, plan->stages)]];
+}
+
+static void touch(qe_binding *binding, uint32_t weight) {
+    if (binding->plan == NULL) return;
+    uint32_t object = binding->rank_plan->places[weight].weight_object;
+    qe_ledger_touch(binding->ledger, object, qe_ledger_counter(binding->ledger, object) + 1);
+}
+
+qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *values, qe_error *error_out) {
+    const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
+    qe_rank *rank = owner_of(team, parameter->weight);
+    size_t count = (size_t)parameter->rows * parameter->columns;
+    float *to = rank->places[parameter->weight].master + (size_t)parameter->row_begin * parameter->columns;
+    QE_TRY(team->options.backend->memory->write(rank->device, to, values, count * sizeof *values, error_out));
+    touch(&rank->train, parameter->weight);
+    touch(&rank->evaluate, parameter->weight);
+    return QE_OK;
+}
+
+static qe_status read_view(qe_team *team, const qe_parameter *parameter, const float *base, float *values_out, qe_error *error_out) {
+    qe_rank *rank = owner_of(team, parameter->weight);
+    const float *from = base + (size_t)parameter->row_begin * parameter->columns;
+    size_t count = (size_t)parameter->rows * parameter->columns;
+    return team->options.backend->memory->read(rank->device, values_out, from, count * sizeof *values_out, error_out);
+}
+
+qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_out, qe_error *error_out) {
+    const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
+    return read_view(team, parameter, owner_of(team, parameter->weight)->places[parameter->weight].master, values_out, error_out);
+}
+
+/* The cause of a failed round: a breach first, then an operating error, then "interrupted" of those who were woken. */
+static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *error_out) {
+    qe_status worst = QE_OK;
+    const qe_rank *cause = NULL;
+    result_out->violation_rank = QE_NONE;
+    for (uint32_t i = 0; i < team->rank_count; i++) {
+        const qe_rank *rank = &team->ranks[i];
+        int weight_new = rank->status == QE_CONTRACT ? 3 : rank->status == QE_ERROR_INTERRUPTED ? 1 : rank->status == QE_OK ? 0 : 2;
+        int weight_old = worst == QE_CONTRACT ? 3 : worst == QE_ERROR_INTERRUPTED ? 1 : worst == QE_OK ? 0 : 2;
+        if (weight_new > weight_old) worst = rank->status, cause = rank;
+        if (rank->violations.count > 0 && result_out->violation_rank == QE_NONE) {
+            result_out->violation_rank = i;
+            result_out->violations = rank->violations;
+        }
+    }
+    if (worst == QE_OK) return QE_OK;
+    team->options.comm->reset(team->options.world);
+    if (error_out != NULL && worst != QE_CONTRACT) {
+        *error_out = cause->error;
+        if (error_out->status == QE_OK) qe_error_set(error_out, worst, NULL, "rank %u gave the step up: %s", cause->index, qe_status_name(worst));
+    }
+    return worst;
+}
+
+qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer, qe_step_result *result_out, qe_error *error_out) {
+    memset(result_out, 0, sizeof *result_out);
+    team->batch = batch;
+    team->optimizer = optimizer;
+    command_all(team, QE_COMMAND_STEP);
+    qe_status status = outcome(team, result_out, error_out);
+    const qe_plan *plan = team->ranks[0].train.plan;
+    result_out->loss = team->ranks[0].loss_sum / ((double)plan->model_ops->tokens(plan->model) * plan->microbatches);
+    result_out->gradient_norm = team->ranks[0].gradient_norm;
+    result_out->vetoed = status == QE_OK && team->ranks[0].vetoed;
+    for (uint32_t i = 0; i < team->rank_count; i++) {
+        result_out->certified += team->ranks[i].certified;
+        result_out->judged += team->ranks[i].judged;
+    }
+    team->edit_rank = QE_NONE; /* a fault is planted once */
+    team->edit.kind = QE_EDIT_NONE;
+    team->edit_rule = QE_RULE_NONE;
+    return status;
+}
+
+static qe_status read_logits(qe_team *team, float *logits_out, uint64_t offset_bytes, uint64_t bytes, qe_error *error_out) {
+    const qe_plan *plan = team->ranks[0].evaluate.plan;
+    qe_rank *rank = &team->ranks[plan->stage_rank[plan->stages - 1]];
+    const qe_pool *pool = qe_rank_plan_pool(rank->evaluate.rank_plan, plan->stages - 1, QE_SLOT_X);
+    QE_ASSERT(pool != NULL);
+    const char *slots = rank->evaluate.pool_memory[pool - rank->evaluate.rank_plan->pools];
+    return team->options.backend->memory->read(rank->device, logits_out, slots + offset_bytes, bytes, error_out);
+}
+
+qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_out, float *logits_out, uint64_t logits_offset_bytes,
+                           uint64_t logits_bytes, qe_step_result *result_out, qe_error *error_out) {
+    const qe_plan *plan = team->ranks[0].evaluate.plan;
+    QE_ASSERT(plan != NULL);
+    memset(result_out, 0, sizeof *result_out);
+    team->batch = batch;
+    command_all(team, QE_COMMAND_EVALUATE);
+    QE_TRY(outcome(team, result_out, error_out));
+    const qe_rank *last = &team->ranks[plan->stage_rank[plan->stages - 1]];
+    if (losses_out != NULL) memcpy(losses_out, last->evaluate.loss_host, plan->microbatches * sizeof *losses_out);
+    return logits_out == NULL ? QE_OK : read_logits(team, logits_out, logits_offset_bytes, logits_bytes, error_out);
+}
+
+/* Name, dtype, rank and shape, then the bytes: two tensors never hash alike by running into each other. */
+static void hash_tensor(qe_hash *hash, const char *name, const char *suffix, uint64_t rows, uint64_t columns, const float *values) {
+    char head[QE_NAME_BYTES + 64];
+    int length = rows == 0 ? snprintf(head, sizeof head, "%s%s F32 [%llu]\n", name, suffix, (unsigned long long)columns)
+                           : snprintf(head, sizeof head, "%s%s F32 [%llu,%llu]\n", name, suffix, (unsigned long long)rows, (unsigned long long)columns);
+    QE_ASSERT(length > 0 && (size_t)length < sizeof head);
+    qe_hash_update(hash, head, (size_t)length);
+    qe_hash_update(hash, values, (rows == 0 ? 1 : rows) * columns * sizeof *values);
+}
+
+static qe_status hash_parameters(qe_team *team, qe_hash *hash, float *values, int moment, qe_error *error_out) {
+    static const char *const suffix[] = {"", ".moment1", ".moment2"};
+    const qe_plan *plan = team->plan;
+    for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
+        const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
+        const qe_rank *rank = owner_of(team, parameter->weight);
+        const float *base = moment == 0 ? rank->places[parameter->weight].master
+                          : moment == 1 ? rank->moment1[parameter->weight] : rank->moment2[parameter->weight];
+        if (base == NULL) return QE_OK; /* a team without training has no moments */
+        QE_TRY(read_view(team, parameter, base, values, error_out));
+        hash_tensor(hash, parameter->name, suffix[moment], parameter->vector ? 0 : parameter->rows, parameter->columns, values);
+    }
+    return QE_OK;
+}
+
+static void hash_scales(qe_team *team, qe_hash *hash) {
+    static const char *const roles[QE_SCALE_ROLES] = {".x", ".w", ".dy"};
+    const qe_plan *plan = team->plan;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++)
+        for (int role = 0; role < QE_SCALE_ROLES; role++) {
+            const qe_scale_state *state = owner_of(team, weight)->places[weight].scale[role];
+            if (state == NULL) continue;
+            char name[QE_NAME_BYTES];
+            snprintf(name, sizeof name, "%.80s%s", plan->model_ops->weight(plan->model, weight)->name, roles[role]);
+            hash_tensor(hash, name, ".scale", 0, 1, &state->scale);
+            hash_tensor(hash, name, ".history", 0, state->history_length, state->history);
+        }
+}
+
+qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out) {
+    const qe_plan *plan = team->plan;
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
+        const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
+        uint64_t count = (uint64_t)parameter->rows * parameter->columns;
+        if (count > most) most = count;
+    }
+    float *values = malloc((size_t)most * sizeof *values);
+    if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to hash the state");
+    qe_hash hash;
+    qe_hash_init(&hash);
+    qe_status status = QE_OK;
+    for (int moment = 0; status == QE_OK && moment < 3; moment++) status = hash_parameters(team, &hash, values, moment, error_out);
+    free(values);
+    QE_TRY(status);
+    hash_scales(team, &hash);
+    qe_hash_text(qe_hash_digest(&hash), text_out);
+    return QE_OK;
+}
+
+/* Copies of small arrays share the history's storage; ownership moves to the caller. */
+qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out, qe_error *error_out) {
+    if (rank >= team->rank_count || team->ranks[rank].history.object_count == 0)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u has no refused step to tell of", rank);
+    *program_out = team->ranks[rank].history;
+    qe_program_init(&team->ranks[rank].history);
+    return QE_OK;
+}
+
+const qe_program *qe_team_program(const qe_team *team, uint32_t rank) {
+    const qe_rank *r = &team->ranks[rank];
+    return r->train.plan != NULL ? &r->train.rank_plan->program : &r->evaluate.rank_plan->program;
+}
+
+qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank) {
+    const qe_rank *r = &team->ranks[rank];
+    const qe_binding *binding = r->train.plan != NULL ? &r->train : &r->evaluate;
+    return (qe_memory_use){.state_bytes = r->state_bytes, .cache_bytes = r->cache_bytes,
+                           .slot_bytes = binding->slot_bytes, .scratch_bytes = binding->scratch_bytes};
+}
