@@ -47,6 +47,8 @@ qe_status qe_ledger_submit(qe_ledger *ledger, const qe_item *item, const qe_effe
 /* Closes the step: slot.leak, scale.unfolded, grad.missing and their like are judged here, too.
  * On failure: QE_CONTRACT; the step stays open and must be aborted. */
 qe_status qe_ledger_step_end(qe_ledger *ledger, qe_violations *violations_out);
+/* Judges what step_end would judge, and leaves the step open: what is submitted so far is the whole step. */
+qe_status qe_ledger_step_check(qe_ledger *ledger, qe_violations *violations_out);
 /* Gives the step up. */
 void qe_ledger_step_abort(qe_ledger *ledger);
 

@@ -43,6 +43,11 @@ qe_status qe_ledger_step_check(qe_ledger *ledger, qe_violations *violations_out)
         ledger->refused = QE_REFUSED_END;
         return QE_CONTRACT;
     }
+    return QE_OK;
+}
+
+qe_status qe_ledger_step_end(qe_ledger *ledger, qe_violations *violations_out) {
+    QE_TRY(qe_ledger_step_check(ledger, violations_out));
     close_step(ledger);
     return QE_OK;
 }
