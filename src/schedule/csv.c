@@ -31,13 +31,13 @@ static int is_space(int c) { return c == ' ' || c == '\t' || c == '\r'; }
 /* The cell as it stands in the file, with bytes that a terminal or JSON would stumble over escaped. */
 static void show_cell(const reader *from, char found[static FOUND_BYTES]) {
     size_t kept = from->trimmed_length < CELL_BYTES ? from->trimmed_length : CELL_BYTES;
-    char *to = found;
+    size_t at = 0;
     for (size_t i = 0; i < kept; i++) {
         unsigned char c = (unsigned char)from->text[i];
-        if (c >= 0x20 && c < 0x7F) *to++ = (char)c;
-        else to += sprintf(to, "\\x%02X", c);
+        const char *form = c >= 0x20 && c < 0x7F ? "%c" : "\\x%02X";
+        at += (size_t)snprintf(found + at, FOUND_BYTES - at, form, c);
     }
-    strcpy(to, kept < from->trimmed_length ? "..." : "");
+    (void)snprintf(found + at, FOUND_BYTES - at, "%s", kept < from->trimmed_length ? "..." : "");
 }
 
 static qe_status refuse_cell(const reader *from, const char *expected) {

@@ -168,7 +168,7 @@ static void a_rank_too_many_is_a_limit(void **state) {
     (void)state;
     char csv[65 * 8] = {0};
     size_t at = 0;
-    for (int rank = 0; rank < 65; rank++) at += (size_t)sprintf(csv + at, "%dF0\n", rank);
+    for (int rank = 0; rank < 65; rank++) at += (size_t)snprintf(csv + at, sizeof csv - at, "%dF0\n", rank);
     bad_file expected = {NULL, QE_ERROR_LIMIT, 65, 0, "row 65 is one rank too many", "at most 64"};
     assert_refused(csv, at, &expected);
 }

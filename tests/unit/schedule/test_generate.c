@@ -268,9 +268,9 @@ static const refusal REFUSALS[] = {
     {{"interleaved", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "at least 2 chunks", "1f1b"},
     {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
     {{"interleaved", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
-    {{"interleaved", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "2 equal rounds, and 9 microbatches are not divisible by 2", "fits is 10"},
-    {{"interleaved", 4, 2, 13, 0}, QE_ERROR_ARGUMENT, "3 equal rounds, and 13 microbatches are not divisible by 3", "fits is 12"},
-    {{"interleaved", 63, 2, 65536, 0}, QE_ERROR_ARGUMENT, "65536 microbatches are not divisible by 1040", "fits is 65520"},
+    {{"interleaved", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
+    {{"interleaved", 4, 2, 13, 0}, QE_ERROR_ARGUMENT, "and 13 microbatches are not divisible by 3", "fits is 12"},
+    {{"interleaved", 63, 2, 65536, 0}, QE_ERROR_ARGUMENT, "65536 microbatches are not divisible", "fits is 65520"},
     {{"sequential", 64, 64, 65536, 0}, QE_ERROR_LIMIT, "536870912 actions; at most 33554432", "fewer"},
 };
 

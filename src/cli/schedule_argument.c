@@ -1,0 +1,107 @@
+/* schedule_argument.c - turns SCHEDULE and its options into a schedule. */
+#include "cli/schedule_argument.h"
+
+#include <errno.h>
+#include <string.h>
+#include <jansson.h>
+
+int qe_schedule_argument_is_name(const char *argument) {
+    for (uint32_t i = 0; qe_schedule_name(i) != NULL; i++) {
+        if (strcmp(argument, qe_schedule_name(i)) == 0) return 1;
+    }
+    return 0;
+}
+
+/* Low limit 0 here: the schedule room says what is wrong with a size that is a number, and which one would fit. */
+static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
+    uint64_t ranks, chunks, microbatches;
+    uint64_t usual_chunks = strcmp(name, "interleaved") == 0 ? 2 : 1;
+    if (qe_cli_number(cli, "ranks", 0, UINT32_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "chunks", 0, UINT32_MAX, usual_chunks, &chunks) != 0) return QE_EXIT_USAGE;
+    uint64_t usual_microbatches = ranks <= QE_RANKS_MAX ? 2 * ranks : 1;
+    if (qe_cli_number(cli, "microbatches", 0, UINT32_MAX, usual_microbatches, &microbatches) != 0) return QE_EXIT_USAGE;
+    *request_out = (qe_schedule_request){.name = name,
+                                         .ranks = (uint32_t)ranks,
+                                         .chunks = (uint32_t)chunks,
+                                         .microbatches = (uint32_t)microbatches,
+                                         .forward_only = qe_cli_has(cli, "forward-only")};
+    return QE_EXIT_OK;
+}
+
+int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out) {
+    qe_schedule_request request;
+    qe_error error = {0};
+    int status = read_sizes(cli, name, &request);
+    if (status != QE_EXIT_OK) return status;
+    if (qe_schedule_generate(&request, schedule_out, &error) != QE_OK) return qe_cli_error(cli, &error);
+    return QE_EXIT_OK;
+}
+
+/* "1g1b" is a slip in a name, "orders/1g1b.csv" a file that is not there. */
+static int looks_like_path(const char *argument) { return strpbrk(argument, "./") != NULL; }
+
+static int refuse_file(const qe_cli *cli, const char *path, int reason) {
+    qe_error error = {0};
+    if (reason == ENOENT && !looks_like_path(path)) {
+        return qe_cli_usage(cli, "\"%s\" is neither a schedule (gpipe, 1f1b, interleaved, zbh1, sequential) nor a file",
+                            path);
+    }
+    (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, or gpipe, 1f1b, interleaved, zbh1 or sequential",
+                       "cannot open the schedule: %s", strerror(reason));
+    (void)qe_error_place(&error, path, 0, 0);
+    return qe_cli_error(cli, &error);
+}
+
+static int read_file(const qe_cli *cli, const char *path, qe_schedule *schedule_out) {
+    qe_error error = {0};
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return refuse_file(cli, path, errno);
+    qe_status status = qe_schedule_read_csv(file, path, schedule_out, &error);
+    (void)fclose(file);
+    return status == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
+}
+
+static int refuse_size(const qe_cli *cli, const char *path, const char *what, uint64_t asked, uint32_t found) {
+    qe_error error = {0};
+    (void)qe_error_set(&error, QE_ERROR_FORMAT, "leave the option out, or correct the file",
+                       "found %u %s, expected %llu as --%s says", found, what, (unsigned long long)asked, what);
+    (void)qe_error_place(&error, path, 0, 0);
+    return qe_cli_error(cli, &error);
+}
+
+/* What a file cannot say of itself: a step's last microbatches, or a rank's whole row, may be missing from it. */
+static int expect_sizes(const qe_cli *cli, const char *path, qe_schedule *schedule) {
+    uint64_t ranks, chunks, microbatches;
+    if (qe_cli_number(cli, "ranks", 1, QE_RANKS_MAX, schedule->ranks, &ranks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "chunks", 1, QE_CHUNKS_MAX, 1, &chunks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "microbatches", 1, QE_MICROBATCHES_MAX, schedule->microbatches, &microbatches) != 0) {
+        return QE_EXIT_USAGE;
+    }
+    if (qe_cli_has(cli, "forward-only")) return qe_cli_usage(cli, "--forward-only is for named schedules, not files");
+    if (ranks != schedule->ranks) return refuse_size(cli, path, "ranks", ranks, schedule->ranks);
+    if (qe_cli_has(cli, "chunks") && chunks * ranks != schedule->stages) {
+        return refuse_size(cli, path, "chunks", chunks, schedule->stages / schedule->ranks);
+    }
+    schedule->microbatches = (uint32_t)microbatches;
+    return QE_EXIT_OK;
+}
+
+int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedule *schedule_out) {
+    if (qe_schedule_argument_is_name(argument)) return qe_schedule_argument_generate(cli, argument, schedule_out);
+    qe_schedule schedule;
+    int status = read_file(cli, argument, &schedule);
+    if (status != QE_EXIT_OK) return status;
+    status = expect_sizes(cli, argument, &schedule);
+    if (status != QE_EXIT_OK) qe_schedule_deinit(&schedule);
+    else *schedule_out = schedule;
+    return status;
+}
+
+json_t *qe_schedule_argument_json(const char *argument, const qe_schedule *schedule) {
+    json_t *document = json_pack("{s:i, s:i, s:i, s:i}", "ranks", (int)schedule->ranks, "stages",
+                                 (int)schedule->stages, "microbatches", (int)schedule->microbatches, "actions",
+                                 (int)schedule->rank_begin[schedule->ranks]);
+    json_t *name = json_string(argument); /* NULL for a path that is not UTF-8, which a JSON string must be */
+    (void)json_object_set_new(document, "schedule", name == NULL ? json_string("(a path that is not UTF-8)") : name);
+    return document;
+}

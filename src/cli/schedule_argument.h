@@ -1,0 +1,28 @@
+/* schedule_argument.h - SCHEDULE on a command line: a name with its sizes, or a CSV file. */
+#ifndef QE_CLI_SCHEDULE_ARGUMENT_H
+#define QE_CLI_SCHEDULE_ARGUMENT_H
+
+#include "cli/cli.h"
+#include "qeffect/schedule.h"
+
+/* The options that every command with a SCHEDULE takes; the last three words of its option table. */
+#define QE_SCHEDULE_OPTIONS                                                                                     \
+    {"ranks", 0, "N", "ranks of the pipeline (default 4)", 0},                                                  \
+        {"chunks", 0, "N", "stages on each rank (default 1; interleaved: 2)", 0},                               \
+        {"microbatches", 0, "N", "microbatches of one step (default: twice the ranks)", 0}, {                   \
+        "forward-only", 0, NULL, "the order of an evaluation: only the F actions", 0                            \
+    }
+
+/* Does `argument` name a schedule that qe_schedule_generate knows? */
+int qe_schedule_argument_is_name(const char *argument);
+/* The named schedule with the sizes of the options. Returns an exit status; it has printed what is wrong. Owns: the
+ * caller frees *schedule_out when the status is QE_EXIT_OK. */
+int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out);
+/* A name or a CSV file. With a file, --microbatches says how many are due and --ranks how many rows, when given. */
+int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedule *schedule_out);
+
+/* {"schedule", "ranks", "stages", "microbatches", "actions"}: what every command says of a schedule; NULL without
+ * memory. */
+struct json_t *qe_schedule_argument_json(const char *argument, const qe_schedule *schedule);
+
+#endif

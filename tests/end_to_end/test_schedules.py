@@ -1,0 +1,68 @@
+"""`schedule` and `check`: orders go out as CSV and come back certified; faults come back as facts."""
+import os
+import unittest
+
+from support import CONTRACT, ERROR, USAGE, Case
+
+
+class Schedules(Case):
+    def test_every_named_schedule_is_written_and_certified(self):
+        for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zbh1", 1), ("sequential", 3)):
+            with self.subTest(name=name):
+                sizes = ("--ranks", "3", "--chunks", str(chunks), "--microbatches", "6")
+                text = self.succeed("schedule", name, *sizes).stdout
+                self.assertEqual(len(text.splitlines()), 3)
+                self.succeed("schedule", name, *sizes, "-o", "orders.csv")
+                with open(self.path("orders.csv"), encoding="utf-8") as file:
+                    self.assertEqual(file.read(), text)
+                answer = self.document("check", "orders.csv")
+                self.assertTrue(answer["certified"])
+                self.assertEqual(answer["stages"], 3 * chunks)
+                self.assertEqual(answer["microbatches"], 6)
+
+    def test_the_certificate_tells_what_each_rank_keeps(self):
+        answer = self.document("check", "zbh1", "--ranks", "4", "--microbatches", "12")
+        self.assertEqual([rank["peak_live_microbatches"] for rank in answer["per_rank"]], [4, 4, 4, 4])
+        self.assertEqual([rank["peak_pending_weights"] for rank in answer["per_rank"]], [1, 2, 3, 4])
+        self.assertIn("certified", self.succeed("check", "zbh1", "--ranks", "4", "--microbatches", "12").stdout)
+
+    def test_a_circle_is_told_with_its_places(self):
+        self.write("stuck.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        facts = self.document("check", "stuck.csv", status=CONTRACT)["counterexample"]
+        self.assertEqual(facts["rule"], "schedule.cycle")
+        self.assertEqual([action["action"] for action in facts["actions"]], ["0B0", "1B0", "1F1", "0F1"])
+        self.assertEqual([(action["row"], action["cell"]) for action in facts["actions"]],
+                         [(1, 2), (2, 3), (2, 2), (1, 3)])
+        done = self.run_program("check", "stuck.csv")
+        self.assertEqual(done.returncode, CONTRACT)
+        self.assertIn("schedule.cycle: 4 actions wait for each other", done.stdout)
+
+    def test_what_a_file_lacks_at_its_end_is_missing_when_it_is_due(self):
+        self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "4", "-o", "orders.csv")
+        facts = self.document("check", "orders.csv", "--microbatches", "5", status=CONTRACT)["counterexample"]
+        self.assertEqual((facts["rule"], facts["missing"]), ("schedule.missing", "0F4"))
+        self.refuse(ERROR, ["orders.csv", "ranks"], "check", "orders.csv", "--ranks", "3")
+
+    def test_sizes_that_do_not_fit_are_refused_with_one_that_does(self):
+        self.refuse(ERROR, ["9 microbatches", "10"], "schedule", "interleaved", "--ranks", "4", "--microbatches", "9")
+        self.refuse(ERROR, ["microbatches", "4"], "check", "zbh1", "--ranks", "4", "--microbatches", "3")
+        self.refuse(ERROR, ["chunks", "interleaved"], "check", "1f1b", "--chunks", "2")
+
+    def test_an_unknown_name_is_a_usage_error_that_lists_the_names(self):
+        self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "schedule", "1g1b")
+        self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "check", "1g1b")
+
+    def test_a_refused_write_leaves_nothing_and_keeps_what_was_there(self):
+        os.mkdir(self.path("folder"))
+        self.refuse(ERROR, ["folder"], "schedule", "1f1b", "-o", "folder")
+        self.refuse(ERROR, ["absent"], "schedule", "1f1b", "-o", "absent/orders.csv")
+        self.refuse(ERROR, ["/dev/full"], "schedule", "1f1b", "-o", "/dev/full")
+        self.write("orders.csv", "kept")
+        self.refuse(ERROR, [], "schedule", "1f1b", "--microbatches", "0", "-o", "orders.csv")
+        with open(self.path("orders.csv"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "kept")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["folder", "orders.csv"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
