@@ -145,7 +145,7 @@ const qe_command qe_command_check = {
         "that wait for each other. With a file, --ranks and --chunks must agree with it, and --microbatches says how\n"
         "many are due.\n"
         "\n"
-        "Exit status: 0 certified, 1 the file is malformed or the sizes do not fit, 3 the schedule cannot run.\n"
+        "Exit status: 0 certified, 1 the file is malformed, 2 the sizes do not fit, 3 the schedule cannot run.\n"
         "\n"
         "Examples:\n"
         "  qeffect check 1f1b --ranks 8 --microbatches 32\n"

@@ -12,14 +12,14 @@ int qe_schedule_argument_is_name(const char *argument) {
     return 0;
 }
 
-/* Low limit 0 here: the schedule room says what is wrong with a size that is a number, and which one would fit. */
 static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
     uint64_t ranks, chunks, microbatches;
     uint64_t usual_chunks = strcmp(name, "interleaved") == 0 ? 2 : 1;
-    if (qe_cli_number(cli, "ranks", 0, UINT32_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
-    if (qe_cli_number(cli, "chunks", 0, UINT32_MAX, usual_chunks, &chunks) != 0) return QE_EXIT_USAGE;
-    uint64_t usual_microbatches = ranks <= QE_RANKS_MAX ? 2 * ranks : 1;
-    if (qe_cli_number(cli, "microbatches", 0, UINT32_MAX, usual_microbatches, &microbatches) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "ranks", 1, QE_RANKS_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "chunks", 1, QE_CHUNKS_MAX, usual_chunks, &chunks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "microbatches", 1, QE_MICROBATCHES_MAX, 2 * ranks, &microbatches) != 0) {
+        return QE_EXIT_USAGE;
+    }
     *request_out = (qe_schedule_request){.name = name,
                                          .ranks = (uint32_t)ranks,
                                          .chunks = (uint32_t)chunks,

@@ -44,9 +44,9 @@ class Schedules(Case):
         self.refuse(ERROR, ["orders.csv", "ranks"], "check", "orders.csv", "--ranks", "3")
 
     def test_sizes_that_do_not_fit_are_refused_with_one_that_does(self):
-        self.refuse(ERROR, ["9 microbatches", "10"], "schedule", "interleaved", "--ranks", "4", "--microbatches", "9")
-        self.refuse(ERROR, ["microbatches", "4"], "check", "zbh1", "--ranks", "4", "--microbatches", "3")
-        self.refuse(ERROR, ["chunks", "interleaved"], "check", "1f1b", "--chunks", "2")
+        self.refuse(USAGE, ["9 microbatches", "10"], "schedule", "interleaved", "--ranks", "4", "--microbatches", "9")
+        self.refuse(USAGE, ["microbatches", "4"], "check", "zbh1", "--ranks", "4", "--microbatches", "3")
+        self.refuse(USAGE, ["chunks", "interleaved"], "check", "1f1b", "--chunks", "2")
 
     def test_an_unknown_name_is_a_usage_error_that_lists_the_names(self):
         self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "schedule", "1g1b")
@@ -58,7 +58,7 @@ class Schedules(Case):
         self.refuse(ERROR, ["absent"], "schedule", "1f1b", "-o", "absent/orders.csv")
         self.refuse(ERROR, ["/dev/full"], "schedule", "1f1b", "-o", "/dev/full")
         self.write("orders.csv", "kept")
-        self.refuse(ERROR, [], "schedule", "1f1b", "--microbatches", "0", "-o", "orders.csv")
+        self.refuse(USAGE, ["microbatches"], "schedule", "1f1b", "--microbatches", "0", "-o", "orders.csv")
         with open(self.path("orders.csv"), encoding="utf-8") as file:
             self.assertEqual(file.read(), "kept")
         self.assertEqual(sorted(os.listdir(self.folder)), ["folder", "orders.csv"])
