@@ -111,13 +111,13 @@ typedef struct qe_model_ops {
     qe_status (*lower)(const void *model, const qe_frame *frame, qe_phase phase, const qe_sink *sink);
 } qe_model_ops;
 
-typedef enum qe_placement { QE_PLACEMENT_DIRECT, QE_PLACEMENT_COPY } qe_placement;
+typedef enum qe_gradient_placement { QE_GRADIENT_DIRECT, QE_GRADIENT_COPY } qe_gradient_placement;
 
 typedef struct qe_plan_options {
     uint8_t forward_only;     /* evaluation */
     uint8_t cache_weights;    /* 1: quantize a weight once a step; 0: before every use */
     uint8_t reuse_slots;      /* 0: a slot per microbatch (baseline) */
-    qe_placement placement;
+    qe_gradient_placement placement;
 } qe_plan_options;
 
 /* A unit of work: one call of the model's `lower`, or one op of the plan's own. */

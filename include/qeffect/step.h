@@ -27,6 +27,8 @@ typedef struct qe_team_options {
     const qe_comm_ops *comm;
     qe_world *world;          /* has as many ranks as the plans */
     qe_contracts contracts;
+    void (*opened)(qe_device *device, const void *context); /* called for each rank's device before its streams; may be NULL */
+    const void *opened_context;
 } qe_team_options;
 
 typedef struct qe_batch {

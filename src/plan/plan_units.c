@@ -175,7 +175,7 @@ static qe_status copy_unit(qe_build *build, qe_unit_kind kind, const qe_action *
 
 static qe_status copies(qe_build *build, qe_unit_kind kind, const qe_action *action, int deposited_by, int set) {
     const qe_plan *plan = build->plan;
-    if (plan->options.placement != QE_PLACEMENT_COPY || (kind == QE_UNIT_GRAD_IN && set)) return QE_OK;
+    if (plan->options.placement != QE_GRADIENT_COPY || (kind == QE_UNIT_GRAD_IN && set)) return QE_OK;
     for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
         if (plan->model_ops->weight_stage(plan->model, weight, plan->stages) != action->stage) continue;
         if (plan->model_ops->weight(plan->model, weight)->deposited_by != deposited_by) continue;

@@ -152,7 +152,7 @@ static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error
         memcpy(place->scale_object, planned->scale_object, sizeof place->scale_object);
         if (qe_rank_owns(rank, weight)) scratch_bytes += weight_values(plan, weight) * sizeof(float);
     }
-    if (plan->options.placement != QE_PLACEMENT_COPY || plan->options.forward_only) return QE_OK;
+    if (plan->options.placement != QE_GRADIENT_COPY || plan->options.forward_only) return QE_OK;
     binding->grad_scratch = qe_rank_alloc(rank, scratch_bytes, error_out);
     if (binding->grad_scratch == NULL) return QE_ERROR_MEMORY;
     binding->scratch_bytes += scratch_bytes;

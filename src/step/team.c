@@ -46,6 +46,7 @@ static qe_status rank_create(qe_team *team, uint32_t index, const qe_plan *train
     rank->index = index;
     qe_program_init(&rank->history);
     QE_TRY(team->options.backend->open(&rank->device, error_out));
+    if (team->options.opened != NULL) team->options.opened(rank->device, team->options.opened_context);
     qe_status status = qe_rank_allocate(rank, error_out);
     if (status == QE_OK) status = qe_binding_create(rank, &rank->train, train, error_out);
     if (status == QE_OK) status = qe_binding_create(rank, &rank->evaluate, evaluate, error_out);

@@ -1,0 +1,175 @@
+/* cli.c - reads a command line against a command's table, prints help, errors and JSON. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <jansson.h>
+#include "base/text.h"
+#include "cli/main.h"
+
+static const qe_cli_option common_options[] = {
+    {"json", 0, NULL, "one JSON document on standard output", 0},
+    {"help", 'h', NULL, "this text", 0},
+    {NULL, 0, NULL, NULL, 0},
+};
+
+const char *qe_cli_value(const qe_cli *cli, const char *name) {
+    for (int i = cli->option_count; i-- > 0;)
+        if (strcmp(cli->given[i].option->name, name) == 0) return cli->given[i].value;
+    return NULL;
+}
+
+int qe_cli_has(const qe_cli *cli, const char *name) {
+    return qe_cli_value(cli, name) != NULL;
+}
+
+int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t high, uint64_t fallback, uint64_t *value_out) {
+    const char *text = qe_cli_value(cli, name);
+    *value_out = fallback;
+    if (text == NULL) return 0;
+    uint64_t value;
+    if (!qe_text_to_u64(text, &value) || value < low || value > high) {
+        qe_cli_usage(cli, "--%s is '%s'; expected a whole number from %llu to %llu", name, text, (unsigned long long)low, (unsigned long long)high);
+        return -1;
+    }
+    *value_out = value;
+    return 0;
+}
+
+static int exit_for(qe_status status) {
+    switch (status) {
+        case QE_OK: return QE_EXIT_OK;
+        case QE_CONTRACT: return QE_EXIT_CONTRACT;
+        case QE_ERROR_INTERRUPTED: return QE_EXIT_INTERRUPTED;
+        case QE_ERROR_ARGUMENT: return QE_EXIT_USAGE;
+        default: return QE_EXIT_ERROR;
+    }
+}
+
+static int json_error(const qe_error *error) {
+    json_t *fields = json_pack("{s:s, s:s}", "status", qe_status_name(error->status), "message", error->message);
+    if (error->remedy[0]) json_object_set_new(fields, "remedy", json_string(error->remedy));
+    if (error->path[0]) json_object_set_new(fields, "path", json_string(error->path));
+    if (error->line) json_object_set_new(fields, "line", json_integer(error->line));
+    if (error->column) json_object_set_new(fields, "column", json_integer(error->column));
+    return qe_cli_json(json_pack("{s:o}", "error", fields), exit_for(error->status));
+}
+
+static void print_error(const qe_error *error) {
+    fputs("qeffect: ", stderr);
+    if (error->path[0]) fprintf(stderr, "%s:", error->path);
+    if (error->line) fprintf(stderr, "%u:", error->line);
+    if (error->column) fprintf(stderr, "%u:", error->column);
+    fprintf(stderr, "%s%s\n", error->path[0] ? " " : "", error->message);
+    if (error->remedy[0]) fprintf(stderr, "  what to do: %s\n", error->remedy);
+}
+
+int qe_cli_error(const qe_cli *cli, const qe_error *error) {
+    print_error(error);
+    if (cli->json) return json_error(error);
+    return exit_for(error->status);
+}
+
+int qe_cli_usage(const qe_cli *cli, const char *format, ...) {
+    qe_error error = {.status = QE_ERROR_ARGUMENT};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error.message, sizeof error.message, format, arguments);
+    va_end(arguments);
+    snprintf(error.remedy, sizeof error.remedy, "qeffect %s%s--help says what it takes", cli->command ? cli->command->name : "", cli->command ? " " : "");
+    qe_cli_error(cli, &error);
+    return QE_EXIT_USAGE;
+}
+
+int qe_cli_json(struct json_t *document, int status) {
+    if (document == NULL) {
+        fputs("qeffect: no memory for the JSON document\n", stderr);
+        return QE_EXIT_ERROR;
+    }
+    int failed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0 || putchar('\n') == EOF || fflush(stdout) != 0;
+    json_decref(document);
+    if (!failed) return status;
+    fprintf(stderr, "qeffect: standard output: %s\n", strerror(errno));
+    return QE_EXIT_ERROR;
+}
+
+static const qe_cli_option *find_option(const qe_command *command, const char *name, size_t length, char letter) {
+    const qe_cli_option *tables[] = {command->options, common_options};
+    for (size_t t = 0; t < 2; t++)
+        for (const qe_cli_option *option = tables[t]; option != NULL && option->name != NULL; option++) {
+            if (letter != 0 && option->letter == letter) return option;
+            if (letter == 0 && strlen(option->name) == length && strncmp(option->name, name, length) == 0) return option;
+        }
+    return NULL;
+}
+
+static int unknown_option(const qe_cli *cli, const char *word) {
+    const char *names[64];
+    size_t count = 0;
+    for (const qe_cli_option *option = cli->command->options; option != NULL && option->name != NULL && count < 60; option++) names[count++] = option->name;
+    for (const qe_cli_option *option = common_options; option->name != NULL; option++) names[count++] = option->name;
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word[1] == '-' ? word + 2 : word + 1);
+    const char *nearest = qe_text_nearest(name, names, count);
+    if (nearest != NULL) return qe_cli_usage(cli, "there is no option '%s'; did you mean --%s?", word, nearest);
+    return qe_cli_usage(cli, "there is no option '%s'", word);
+}
+
+/* Takes the option at arguments[*index]; moves *index to its value where it is a word of its own. */
+static int take_option(qe_cli *cli, int count, char **words, int *index) {
+    const char *word = words[*index];
+    int is_long = word[1] == '-';
+    size_t length = is_long ? strcspn(word + 2, "=") : 1;
+    const qe_cli_option *option = find_option(cli->command, word + 2, length, is_long ? 0 : word[1]);
+    if (option == NULL || (!is_long && word[2] != 0)) return unknown_option(cli, word);
+    const char *value = is_long && word[2 + length] == '=' ? word + 3 + length : NULL;
+    if (option->value == NULL && value != NULL) return qe_cli_usage(cli, "--%s takes no value; found '%s'", option->name, value);
+    if (option->value != NULL && value == NULL) {
+        if (*index + 1 == count) return qe_cli_usage(cli, "--%s needs a value: %s", option->name, option->value);
+        value = words[++*index];
+    }
+    if (cli->option_count == (int)(sizeof cli->given / sizeof *cli->given)) return qe_cli_usage(cli, "too many options");
+    if (!option->repeatable && qe_cli_has(cli, option->name)) return qe_cli_usage(cli, "--%s is given twice", option->name);
+    cli->given[cli->option_count].option = option;
+    cli->given[cli->option_count++].value = value == NULL ? "" : value;
+    return QE_EXIT_OK;
+}
+
+int qe_cli_parse(qe_cli *cli, const qe_command *command, int count, char **words) {
+    *cli = (qe_cli){.command = command, .arguments = calloc((size_t)count + 1, sizeof(char *))};
+    cli->terminal = isatty(STDERR_FILENO);
+    if (cli->arguments == NULL) return QE_EXIT_ERROR;
+    for (int i = 0; i < count; i++) cli->json |= strcmp(words[i], "--json") == 0; /* so that errors are JSON, too */
+    int options_over = 0;
+    for (int i = 0; i < count; i++) {
+        if (!options_over && strcmp(words[i], "--") == 0) options_over = 1;
+        else if (options_over || words[i][0] != '-' || words[i][1] == 0) cli->arguments[cli->argument_count++] = words[i];
+        else {
+            int status = take_option(cli, count, words, &i);
+            if (status != QE_EXIT_OK) return status;
+        }
+    }
+    if (qe_cli_has(cli, "help")) return QE_EXIT_OK;
+    if (cli->argument_count < command->arguments_min) return qe_cli_usage(cli, "expected %s", command->arguments);
+    if (cli->argument_count > command->arguments_max) return qe_cli_usage(cli, "'%s' is one argument too many", cli->arguments[command->arguments_max]);
+    return QE_EXIT_OK;
+}
+
+static void print_options(const qe_cli_option *option) {
+    for (; option != NULL && option->name != NULL; option++) {
+        char left[64];
+        int length = snprintf(left, sizeof left, "  %s%c%s--%s%s%s", option->letter ? "-" : "  ", option->letter ? option->letter : ' ',
+                              option->letter ? ", " : "  ", option->name, option->value ? " " : "", option->value ? option->value : "");
+        printf("%-*s %s\n", length > 34 ? length : 34, left, option->help);
+    }
+}
+
+void qe_cli_help(const qe_command *command) {
+    printf("usage: qeffect %s%s%s [options]\n\n%s\n\n%s\noptions:\n", command->name, command->arguments[0] ? " " : "", command->arguments, command->summary, command->details);
+    print_options(command->options);
+    print_options(common_options);
+}

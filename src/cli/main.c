@@ -1,0 +1,63 @@
+/* main.c - finds the command and runs it. */
+#include <stdlib.h>
+#include <string.h>
+#include "base/text.h"
+#include "cli/main.h"
+
+static const qe_command *const commands[] = {
+    &qe_command_train, &qe_command_generate, &qe_command_check, &qe_command_schedule, &qe_command_trace_check, &qe_command_bench,
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void help(void) {
+    printf("usage: qeffect COMMAND [arguments] [options]\n\n"
+           "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
+           "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it runs.\n\ncommands:\n");
+    for (int i = 0; i < COMMANDS; i++) printf("  %-14s %s\n", commands[i]->name, commands[i]->summary);
+    printf("\nqeffect COMMAND --help explains one. A first run: qeffect train examples/quickstart.yaml\n"
+           "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 interrupted\n");
+}
+
+/* "trace check" takes two words. Returns how many words name the command, 0 if none does. */
+static int find(int count, char **words, const qe_command **command_out) {
+    for (int i = 0; i < COMMANDS; i++) {
+        const char *name = commands[i]->name, *space = strchr(name, ' ');
+        size_t first = space == NULL ? strlen(name) : (size_t)(space - name);
+        if (strlen(words[0]) != first || strncmp(words[0], name, first) != 0) continue;
+        *command_out = commands[i];
+        if (space == NULL) return 1;
+        if (count > 1 && strcmp(words[1], space + 1) == 0) return 2;
+        if (count > 1 && (strcmp(words[1], "--help") == 0 || strcmp(words[1], "-h") == 0)) return 1;
+    }
+    return 0;
+}
+
+static int unknown_command(int count, char **words) {
+    const char *names[COMMANDS];
+    qe_cli cli = {0};
+    for (int i = 0; i < COMMANDS; i++) names[i] = commands[i]->name;
+    for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
+    const char *nearest = qe_text_nearest(words[0], names, COMMANDS);
+    if (nearest != NULL) return qe_cli_usage(&cli, "there is no command '%s'; did you mean '%s'?", words[0], nearest);
+    return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        help();
+        return QE_EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        help();
+        return QE_EXIT_OK;
+    }
+    const qe_command *command;
+    int words = find(argc - 1, argv + 1, &command);
+    if (words == 0) return unknown_command(argc - 1, argv + 1);
+    qe_cli cli;
+    int status = qe_cli_parse(&cli, command, argc - 1 - words, argv + 1 + words);
+    if (status == QE_EXIT_OK && qe_cli_has(&cli, "help")) qe_cli_help(command);
+    else if (status == QE_EXIT_OK) status = command->run(&cli);
+    free(cli.arguments);
+    return status;
+}

@@ -1,0 +1,61 @@
+/* session.h - everything that a run of the built-in model needs, made from settings: data, model, plans, team. */
+#ifndef QE_CLI_SESSION_H
+#define QE_CLI_SESSION_H
+
+#include "cli/cli.h"
+#include "qeffect/data.h"
+#include "qeffect/model.h"
+#include "qeffect/safetensors.h"
+#include "qeffect/settings.h"
+#include "qeffect/step.h"
+
+typedef struct qe_session {
+    qe_settings settings;
+    qe_dataset *dataset;       /* NULL: a session without data (generate) */
+    qe_model *model;
+    qe_schedule schedule, evaluation_schedule;
+    qe_plan *train, *evaluate;
+    qe_world *world;
+    qe_team *team;
+    char backend[128];         /* identity of the device */
+    uint32_t sequences_per_step;
+    int32_t *tokens, *targets; /* [microbatches, T] of one step */
+    double *losses;            /* [microbatches] of one evaluation */
+    /* Of a refused plan: */
+    qe_violations violations;
+    qe_counterexample counterexample;
+} qe_session;
+
+typedef struct qe_session_options {
+    int training;              /* 0: only the evaluation plan */
+    int data;                  /* opens data.path */
+    qe_rule break_schedule;    /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
+} qe_session_options;
+
+/* Requires: settings are checked. On failure: an error, or QE_CONTRACT with what the plan broke; close it either way. */
+qe_status qe_session_open(qe_session *session, const qe_settings *settings, const qe_session_options *options, qe_error *error_out);
+void qe_session_close(qe_session *session);
+
+/* Initial values of every parameter from train.seed. */
+qe_status qe_session_initialize(qe_session *session, qe_error *error_out);
+/* Copies parameters out of, or into, a safetensors file with Hugging Face names. */
+qe_status qe_session_save(qe_session *session, const char *directory, qe_error *error_out);
+qe_status qe_session_save_file(qe_session *session, const char *path, qe_error *error_out);
+qe_status qe_session_load(qe_session *session, const char *path, qe_error *error_out);
+
+/* One training step with the batch of `step` (1..). */
+qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);
+/* Fills session->tokens and ->targets with the training batch of `step`. */
+void qe_session_batch(qe_session *session, uint64_t step);
+/* Mean loss in nats per token over the first `sequences` validation windows (0: all). */
+qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out, qe_error *error_out);
+
+/* Prints a breach for people on standard error and writes its trace where contracts.trace says; *document_out (may be
+ * NULL) receives the same as JSON. */
+struct json_t;
+void qe_session_report_breach(qe_session *session, const qe_step_result *result, struct json_t **document_out);
+
+/* Settings from CONFIG.yaml, --set, and the options that are short for a setting. Returns an exit status. */
+int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out);
+
+#endif
