@@ -241,10 +241,18 @@ def time_torch(settings, steps):
     return steps * tokens.numel() / (time.perf_counter() - begin)
 
 
+def warn_when_busy(threads):
+    """PyTorch's threads wait for each other by spinning: one other busy process can make it ten times slower."""
+    load = os.getloadavg()[0]
+    if load + threads > (os.cpu_count() or 1) + 0.5:
+        print(f"warning: other work runs here (load {load:.1f}); these figures will flatter qeffect", file=sys.stderr)
+
+
 def time_both(options):
     """Rounds of torch and every recipe in turn, so that a slow minute of the machine meets all of them."""
     settings = read_settings(options.config, {})
     recipes = options.recipes.split(",")
+    warn_when_busy(options.threads)
     ratios = {recipe: [] for recipe in recipes}
     print(f"{'round':>5} {'torch fp32':>11} " + " ".join(f"{recipe:>16}" for recipe in recipes) + "  (tokens/s)")
     for index in range(options.rounds):
