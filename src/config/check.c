@@ -1,0 +1,119 @@
+/* check.c - what must hold between values. Each rule names the value to change, and is placed where one of its values
+ * was written. What depends on a schedule's file or on the data is judged where those are read. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "config/table.h"
+
+/* Where a breach of a rule over two keys is shown, and whose fault it is: a value from --set is a usage error. */
+typedef struct verdict {
+    qe_status status;
+    const char *path;
+    qe_settings_place place;
+} verdict;
+
+static qe_settings_place place_of(const qe_settings *settings, const char *key) {
+    size_t row = qe_settings_row_find(key, strlen(key));
+    QE_ASSERT(row < qe_settings_count());
+    return settings->place[row];
+}
+
+static verdict judge(const qe_settings *settings, const char *first, const char *second) {
+    qe_settings_place one = place_of(settings, first), two = place_of(settings, second);
+    if (one.line == QE_SETTINGS_LINE_COMMAND || two.line == QE_SETTINGS_LINE_COMMAND)
+        return (verdict){QE_ERROR_ARGUMENT, NULL, {0, 0}};
+    return (verdict){QE_ERROR_CONFIG, settings->source, one.line != QE_SETTINGS_LINE_DEFAULT ? one : two};
+}
+
+/* Refuses with a message about two keys. */
+__attribute__((format(printf, 6, 7)))
+static qe_status refuse(const qe_settings *settings, qe_error *error_out, const char *first, const char *second,
+                        const char *remedy, const char *format, ...) {
+    char message[QE_ERROR_TEXT_BYTES];
+    verdict refused = judge(settings, first, second);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    qe_error_set(error_out, refused.status, remedy, "%s", message);
+    qe_error_place(error_out, refused.path, refused.place.line, refused.place.column);
+    return refused.status;
+}
+
+static qe_status check_model(const qe_settings *settings, qe_error *error_out) {
+    const qe_settings_model *model = &settings->model;
+    if (model->hidden % model->heads != 0)
+        return refuse(settings, error_out, "model.heads", "model.hidden",
+                      "Set model.heads to a divisor of model.hidden.",
+                      "model.hidden = %" PRIu32 " is not a multiple of model.heads = %" PRIu32, model->hidden,
+                      model->heads);
+    if (model->heads % model->kv_heads != 0)
+        return refuse(settings, error_out, "model.kv_heads", "model.heads",
+                      "Set model.kv_heads to a divisor of model.heads.",
+                      "model.heads = %" PRIu32 " is not a multiple of model.kv_heads = %" PRIu32, model->heads,
+                      model->kv_heads);
+    if (model->hidden / model->heads % 2 != 0)
+        return refuse(settings, error_out, "model.heads", "model.hidden",
+                      "Choose sizes whose quotient is even: rotary embeddings turn pairs.",
+                      "model.hidden / model.heads = %" PRIu32 ", expected an even number",
+                      model->hidden / model->heads);
+    return QE_OK;
+}
+
+static qe_status check_data(const qe_settings *settings, qe_error *error_out) {
+    int is_bible = settings->data.path[0] == '\0';
+    if (is_bible && settings->data.format == QE_DATA_TOKENS)
+        return refuse(settings, error_out, "data.format", "data.path", "Name the token file in data.path.",
+                      "data.format is tokens, but data.path is empty, which means the King James Bible, a text");
+    if ((is_bible || settings->data.format == QE_DATA_TEXT) && settings->model.vocab < 256)
+        return refuse(settings, error_out, "model.vocab", "data.format", "Set model.vocab to 256.",
+                      "model.vocab = %" PRIu32 ", expected at least 256: a text's tokens are its bytes",
+                      settings->model.vocab);
+    return QE_OK;
+}
+
+static qe_status check_train(const qe_settings *settings, qe_error *error_out) {
+    const qe_settings_train *train = &settings->train;
+    if (train->minimum_learning_rate > train->learning_rate)
+        return refuse(settings, error_out, "train.minimum_learning_rate", "train.learning_rate",
+                      "Set train.minimum_learning_rate to a tenth of train.learning_rate.",
+                      "train.minimum_learning_rate = %g is above train.learning_rate = %g",
+                      train->minimum_learning_rate,
+                      train->learning_rate);
+    return QE_OK;
+}
+
+static qe_status check_pipeline(const qe_settings *settings, qe_error *error_out) {
+    const qe_settings_pipeline *pipeline = &settings->pipeline;
+    uint32_t stages = pipeline->ranks * pipeline->chunks; /* at most 64 * 64 */
+    if (stages > settings->model.layers)
+        return refuse(settings, error_out, pipeline->chunks > 1 ? "pipeline.chunks" : "pipeline.ranks", "model.layers",
+                      "Use fewer ranks or chunks, or more layers.",
+                      "pipeline.ranks * pipeline.chunks = %" PRIu32 " stages, but model.layers = %" PRIu32
+                      ": every stage needs a layer", stages, settings->model.layers);
+    if (pipeline->schedule[0] == '\0')
+        return refuse(settings, error_out, "pipeline.schedule", "pipeline.schedule", "Set pipeline.schedule to zbh1.",
+                      "pipeline.schedule is empty, expected a schedule's name or the path of a CSV");
+    return QE_OK;
+}
+
+static qe_status check_checkpoint(const qe_settings *settings, qe_error *error_out) {
+    if (settings->checkpoint.every == 0) return QE_OK;
+    verdict refused = judge(settings, "checkpoint.every", "checkpoint.every");
+    qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "Set checkpoint.every to 0; the final weights are kept.",
+                 "checkpoint.every = %" PRIu32 ": this version keeps no checkpoints during a run",
+                 settings->checkpoint.every);
+    qe_error_place(error_out, refused.path, refused.place.line, refused.place.column);
+    return QE_ERROR_UNSUPPORTED;
+}
+
+qe_status qe_settings_check(const qe_settings *settings, qe_error *error_out) {
+    QE_TRY(check_model(settings, error_out));
+    QE_TRY(check_data(settings, error_out));
+    QE_TRY(check_train(settings, error_out));
+    QE_TRY(check_pipeline(settings, error_out));
+    return check_checkpoint(settings, error_out);
+}
