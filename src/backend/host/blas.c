@@ -112,7 +112,8 @@ static qe_status library_load(blas_load *load) {
     if (!load->blas.sgemm || !get_config || !get_corename || !set_threads)
         return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED, "install Debian's: apt-get install libopenblas0",
                             "%s lacks one of cblas_sgemm, openblas_get_config, openblas_get_corename, "
-                            "openblas_set_num_threads", library_name);
+                            "openblas_set_num_threads",
+                            library_name);
     set_threads(1);
     name_compose(&load->blas, get_config(), get_corename());
     if (!products_are_right(load->blas.sgemm))

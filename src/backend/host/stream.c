@@ -11,7 +11,7 @@
 #include "base/assert.h"
 
 enum { RING_ITEMS = 8192 }; /* a power of two; a step of a rank is some thousand ops, so submitters rarely block */
-enum { RING_ROOM = 64 };     /* a submitter that met a full ring sleeps until this much is free, not for every item */
+enum { RING_ROOM = 64 };    /* a submitter that met a full ring sleeps until this much is free, not for every item */
 enum { THREAD_NAME_BYTES = 16 }; /* Linux keeps 15 characters */
 
 typedef enum item_kind { ITEM_OP, ITEM_WAIT, ITEM_STOP } item_kind;

@@ -14,8 +14,8 @@
 
 /* A transport that tells the test when an op ran, and lets it hold a stream back. */
 struct qe_channel {
-    atomic_int *gate;     /* recv waits until it is 1; NULL: does not wait */
-    uint64_t *log;        /* send appends its number; written by one thread at a time, ordered by what is tested */
+    atomic_int *gate; /* recv waits until it is 1; NULL: does not wait */
+    uint64_t *log;    /* send appends its number; written by one thread at a time, ordered by what is tested */
     uint64_t *log_count;
     qe_status answer;
 };

@@ -60,7 +60,7 @@ KERNEL_INLINE float bf16_value(uint32_t code) { return float_of(code << 16); }
 /* |x| as bits, 0 for NaN: the largest of them is the amax, in any order. */
 KERNEL_INLINE uint32_t amax_bits(float x) {
     const uint32_t magnitude = bits_of(x) & FLOAT_MAGNITUDE;
-    return magnitude > FLOAT_INFINITE ? 0 : magnitude;
+    return magnitude & (0u - (uint32_t)(magnitude <= FLOAT_INFINITE));
 }
 
 #endif

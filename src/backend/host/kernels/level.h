@@ -56,9 +56,7 @@ KERNEL_INLINE lanes lanes_zero(void) {
     return zero;
 }
 
-KERNEL_INLINE lane_part lane_load(const float *at, int part) {
-    return *(const lane_part_at *)(at + part * LANE_PART);
-}
+KERNEL_INLINE lane_part lane_load(const float *at, int part) { return *(const lane_part_at *)(at + part * LANE_PART); }
 
 /* The last `count` < 16 values of a row, behind them zeros. */
 KERNEL_INLINE void lanes_tail(const float *at, size_t count, float tail_out[LANES]) {
