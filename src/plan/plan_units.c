@@ -83,12 +83,11 @@ static void close_unit(qe_build *build) {
     QE_ASSERT(unit->op_count > 0);
 }
 
-/* Puts an acquire on the first op of the unit, or a release on its last. Its effects stay contiguous: those of later
- * ops move up by one. */
+/* Puts an acquire before, or a release behind, the other effects of an op. Those of later ops move up by one. */
 static qe_status insert_effect(qe_build *build, uint32_t draft_index, const qe_effect *effect) {
     QE_TRY(add_effect(build, effect)); /* room for one more */
     qe_draft *draft = &build->drafts[draft_index];
-    uint32_t at = draft->first_effect + draft->effect_count;
+    uint32_t at = draft->first_effect + (effect->kind == QE_EFFECT_SLOT_ACQUIRE ? 0 : draft->effect_count);
     memmove(&build->effects[at + 1], &build->effects[at], (build->effect_count - 1 - at) * sizeof *build->effects);
     build->effects[at] = *effect;
     draft->effect_count++;
