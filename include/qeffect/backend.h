@@ -35,7 +35,8 @@ typedef struct qe_stream_ops {
     qe_status (*event_create)(qe_device *device, qe_event **event_out, qe_error *error_out);
     void (*event_destroy)(qe_event *event);
     qe_status (*record)(qe_stream *stream, qe_event *event); /* marks what the stream has been given so far */
-    qe_status (*wait)(qe_stream *stream, qe_event *event);   /* later work waits for the last record submitted before this call */
+    /* later work waits for the last record submitted before this call */
+    qe_status (*wait)(qe_stream *stream, qe_event *event);
     qe_status (*event_sync)(qe_event *event, qe_error *error_out); /* host waits. Capture: forbidden */
     /* Host waits until all work is done. On failure: the first error of an op of this stream since the last sync
      * (QE_ERROR_DEVICE, or QE_ERROR_INTERRUPTED when a transport was aborted); the stream goes on working. */

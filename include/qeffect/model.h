@@ -23,7 +23,8 @@ typedef struct qe_model qe_model;
 
 /* Requires:   head_dim = hidden / heads whole and even, heads a multiple of kv_heads, all sizes positive.
  * On failure: QE_ERROR_ARGUMENT says which. Owns: the caller destroys. Thread: any; a model never changes. */
-qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out, qe_error *error_out);
+qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out,
+                          qe_error *error_out);
 void qe_model_destroy(qe_model *model);
 const qe_model_config *qe_model_config_of(const qe_model *model);
 

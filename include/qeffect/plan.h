@@ -194,7 +194,8 @@ const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_sl
 
 /* Where a stage's slot of `kind` really is: a result for a neighbour on the same rank is written into the neighbour's
  * own slot, so OUT_F of s is IN_F of s + 1 there, and OUT_B of s is IN_B of s - 1. */
-void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind, uint32_t *stage_out, qe_slot_kind *kind_out);
+void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind, uint32_t *stage_out,
+                          qe_slot_kind *kind_out);
 
 /* Completes a frame's objects and generations from a unit; addresses stay as they are. */
 void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const qe_unit *unit, qe_frame *frame);

@@ -43,7 +43,7 @@ typedef struct qe_metadata { const char *key, *value; } qe_metadata;
 /* Fills a tensor and computes its bytes. Requires: rank <= QE_TENSOR_RANK_MAX, the product fits 64 bits. */
 qe_tensor qe_tensor_make(const char *name, qe_dtype dtype, uint32_t rank, const uint64_t *shape, const void *data);
 
-/* Writes tensors in the order given, data aligned to 8 bytes.
+/* Writes tensors in the order given, without gaps; the first begins at a multiple of 8 bytes.
  * On failure: QE_ERROR_ARGUMENT (a name twice or not UTF-8, bytes that do not fit the shape), QE_ERROR_IO,
  *             QE_ERROR_MEMORY; no file is left. Thread: any, one per path. */
 qe_status qe_safetensors_write(const char *path, const qe_tensor *tensors, size_t count, const qe_metadata *metadata,

@@ -27,7 +27,8 @@ typedef struct qe_team_options {
     const qe_comm_ops *comm;
     qe_world *world;          /* has as many ranks as the plans */
     qe_contracts contracts;
-    void (*opened)(qe_device *device, const void *context); /* called for each rank's device before its streams; may be NULL */
+    /* called for each rank's device before its streams; may be NULL */
+    void (*opened)(qe_device *device, const void *context);
     const void *opened_context;
 } qe_team_options;
 
@@ -55,7 +56,8 @@ typedef struct qe_step_optimizer {
  * Requires:   train and evaluate are plans of the same model over the same stages; one of them may be NULL. They, the
  *             world and the tables outlive the team.
  * Owns:       the caller destroys. Thread: one caller. */
-qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options, qe_team **team_out, qe_error *error_out);
+qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options,
+                         qe_team **team_out, qe_error *error_out);
 void qe_team_destroy(qe_team *team);
 
 /* Parameter values by index of the model's sorted list. A write bumps the weight's version and empties its cache. */
@@ -66,11 +68,13 @@ qe_status qe_team_parameter_read(qe_team *team, uint32_t parameter, float *value
  * Ensures:    QE_OK: weights, moments and scales are those of the next step, or, when result_out->vetoed, unchanged.
  * On failure: QE_CONTRACT (records and rank in *result_out), QE_ERROR_DEVICE, ...: weights, moments and scales are
  *             those before the call, and the team can go on. */
-qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer, qe_step_result *result_out, qe_error *error_out);
+qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer,
+                       qe_step_result *result_out, qe_error *error_out);
 
 /* Forward only, with the evaluation plan: scales are used, nothing else changes. losses_out: [microbatches], sums over
  * tokens in nats. logits_out: NULL, or [T, vocab] of microbatch 0 from `logits_offset_bytes` of the last X slot. */
-qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_out, float *logits_out, uint64_t logits_offset_bytes,
+qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_out, float *logits_out,
+                           uint64_t logits_offset_bytes,
                            uint64_t logits_bytes, qe_step_result *result_out, qe_error *error_out);
 
 /* XXH3-128 over parameters sorted by name, then moments, scales and histories, each with name, dtype, shape and

@@ -27,13 +27,15 @@ int qe_cli_has(const qe_cli *cli, const char *name) {
     return qe_cli_value(cli, name) != NULL;
 }
 
-int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t high, uint64_t fallback, uint64_t *value_out) {
+int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t high, uint64_t fallback,
+                  uint64_t *value_out) {
     const char *text = qe_cli_value(cli, name);
     *value_out = fallback;
     if (text == NULL) return 0;
     uint64_t value;
     if (!qe_text_to_u64(text, &value) || value < low || value > high) {
-        qe_cli_usage(cli, "--%s is '%s'; expected a whole number from %llu to %llu", name, text, (unsigned long long)low, (unsigned long long)high);
+        qe_cli_usage(cli, "--%s is '%s'; expected a whole number from %llu to %llu", name, text,
+                     (unsigned long long)low, (unsigned long long)high);
         return -1;
     }
     *value_out = value;
@@ -80,7 +82,8 @@ int qe_cli_usage(const qe_cli *cli, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(error.message, sizeof error.message, format, arguments);
     va_end(arguments);
-    snprintf(error.remedy, sizeof error.remedy, "qeffect %s%s--help says what it takes", cli->command ? cli->command->name : "", cli->command ? " " : "");
+    snprintf(error.remedy, sizeof error.remedy, "qeffect %s%s--help says what it takes",
+             cli->command ? cli->command->name : "", cli->command ? " " : "");
     qe_cli_error(cli, &error);
     return QE_EXIT_USAGE;
 }
@@ -90,7 +93,8 @@ int qe_cli_json(struct json_t *document, int status) {
         fputs("qeffect: no memory for the JSON document\n", stderr);
         return QE_EXIT_ERROR;
     }
-    int failed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0 || putchar('\n') == EOF || fflush(stdout) != 0;
+    int failed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0 || putchar('\n') == EOF ||
+                 fflush(stdout) != 0;
     json_decref(document);
     if (!failed) return status;
     fprintf(stderr, "qeffect: standard output: %s\n", strerror(errno));
@@ -102,7 +106,8 @@ static const qe_cli_option *find_option(const qe_command *command, const char *n
     for (size_t t = 0; t < 2; t++)
         for (const qe_cli_option *option = tables[t]; option != NULL && option->name != NULL; option++) {
             if (letter != 0 && option->letter == letter) return option;
-            if (letter == 0 && strlen(option->name) == length && strncmp(option->name, name, length) == 0) return option;
+            if (letter == 0 && strlen(option->name) == length && strncmp(option->name, name, length) == 0)
+                return option;
         }
     return NULL;
 }
@@ -110,7 +115,9 @@ static const qe_cli_option *find_option(const qe_command *command, const char *n
 static int unknown_option(const qe_cli *cli, const char *word) {
     const char *names[64];
     size_t count = 0;
-    for (const qe_cli_option *option = cli->command->options; option != NULL && option->name != NULL && count < 60; option++) names[count++] = option->name;
+    for (const qe_cli_option *option = cli->command->options; option != NULL && option->name != NULL && count < 60;
+         option++)
+        names[count++] = option->name;
     for (const qe_cli_option *option = common_options; option->name != NULL; option++) names[count++] = option->name;
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word[1] == '-' ? word + 2 : word + 1);
@@ -127,13 +134,16 @@ static int take_option(qe_cli *cli, int count, char **words, int *index) {
     const qe_cli_option *option = find_option(cli->command, word + 2, length, is_long ? 0 : word[1]);
     if (option == NULL || (!is_long && word[2] != 0)) return unknown_option(cli, word);
     const char *value = is_long && word[2 + length] == '=' ? word + 3 + length : NULL;
-    if (option->value == NULL && value != NULL) return qe_cli_usage(cli, "--%s takes no value; found '%s'", option->name, value);
+    if (option->value == NULL && value != NULL)
+        return qe_cli_usage(cli, "--%s takes no value; found '%s'", option->name, value);
     if (option->value != NULL && value == NULL) {
         if (*index + 1 == count) return qe_cli_usage(cli, "--%s needs a value: %s", option->name, option->value);
         value = words[++*index];
     }
-    if (cli->option_count == (int)(sizeof cli->given / sizeof *cli->given)) return qe_cli_usage(cli, "too many options");
-    if (!option->repeatable && qe_cli_has(cli, option->name)) return qe_cli_usage(cli, "--%s is given twice", option->name);
+    if (cli->option_count == (int)(sizeof cli->given / sizeof *cli->given))
+        return qe_cli_usage(cli, "too many options");
+    if (!option->repeatable && qe_cli_has(cli, option->name))
+        return qe_cli_usage(cli, "--%s is given twice", option->name);
     cli->given[cli->option_count].option = option;
     cli->given[cli->option_count++].value = value == NULL ? "" : value;
     return QE_EXIT_OK;
@@ -146,8 +156,10 @@ int qe_cli_parse(qe_cli *cli, const qe_command *command, int count, char **words
     for (int i = 0; i < count; i++) cli->json |= strcmp(words[i], "--json") == 0; /* so that errors are JSON, too */
     int options_over = 0;
     for (int i = 0; i < count; i++) {
-        if (!options_over && strcmp(words[i], "--") == 0) options_over = 1;
-        else if (options_over || words[i][0] != '-' || words[i][1] == 0) cli->arguments[cli->argument_count++] = words[i];
+        if (!options_over && strcmp(words[i], "--") == 0)
+            options_over = 1;
+        else if (options_over || words[i][0] != '-' || words[i][1] == 0)
+            cli->arguments[cli->argument_count++] = words[i];
         else {
             int status = take_option(cli, count, words, &i);
             if (status != QE_EXIT_OK) return status;
@@ -155,21 +167,24 @@ int qe_cli_parse(qe_cli *cli, const qe_command *command, int count, char **words
     }
     if (qe_cli_has(cli, "help")) return QE_EXIT_OK;
     if (cli->argument_count < command->arguments_min) return qe_cli_usage(cli, "expected %s", command->arguments);
-    if (cli->argument_count > command->arguments_max) return qe_cli_usage(cli, "'%s' is one argument too many", cli->arguments[command->arguments_max]);
+    if (cli->argument_count > command->arguments_max)
+        return qe_cli_usage(cli, "'%s' is one argument too many", cli->arguments[command->arguments_max]);
     return QE_EXIT_OK;
 }
 
 static void print_options(const qe_cli_option *option) {
     for (; option != NULL && option->name != NULL; option++) {
         char left[64];
-        int length = snprintf(left, sizeof left, "  %s%c%s--%s%s%s", option->letter ? "-" : "  ", option->letter ? option->letter : ' ',
-                              option->letter ? ", " : "  ", option->name, option->value ? " " : "", option->value ? option->value : "");
+        int length = snprintf(left, sizeof left, "  %s%c%s--%s%s%s", option->letter ? "-" : "  ",
+                              option->letter ? option->letter : ' ', option->letter ? ", " : "  ", option->name,
+                              option->value ? " " : "", option->value ? option->value : "");
         printf("%-*s %s\n", length > 34 ? length : 34, left, option->help);
     }
 }
 
 void qe_cli_help(const qe_command *command) {
-    printf("usage: qeffect %s%s%s [options]\n\n%s\n\n%s\noptions:\n", command->name, command->arguments[0] ? " " : "", command->arguments, command->summary, command->details);
+    printf("usage: qeffect %s%s%s [options]\n\n%s\n\n%s\noptions:\n", command->name, command->arguments[0] ? " " : "",
+           command->arguments, command->summary, command->details);
     print_options(command->options);
     print_options(common_options);
 }

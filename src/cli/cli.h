@@ -6,24 +6,31 @@
 #include "qeffect/rule.h"
 #include "qeffect/status.h"
 
-enum { QE_EXIT_OK = 0, QE_EXIT_ERROR = 1, QE_EXIT_USAGE = 2, QE_EXIT_CONTRACT = 3, QE_EXIT_DIFFERS = 4, QE_EXIT_INTERRUPTED = 130 };
+enum {
+    QE_EXIT_OK = 0,
+    QE_EXIT_ERROR = 1,
+    QE_EXIT_USAGE = 2,
+    QE_EXIT_CONTRACT = 3,
+    QE_EXIT_DIFFERS = 4,
+    QE_EXIT_INTERRUPTED = 130
+};
 
 /* One option of a command. `--name VALUE` or `--name=VALUE`; a flag has no value. */
 typedef struct qe_cli_option {
-    const char *name;    /* without dashes */
-    char letter;         /* 0: none */
-    const char *value;   /* "N", "FILE"; NULL: a flag */
-    const char *help;    /* one line */
+    const char *name; /* without dashes */
+    char letter; /* 0: none */
+    const char *value; /* "N", "FILE"; NULL: a flag */
+    const char *help; /* one line */
     int repeatable;
 } qe_cli_option;
 
 struct qe_cli;
 
 typedef struct qe_command {
-    const char *name;       /* "trace check" has a space */
-    const char *arguments;  /* "SCHEDULE" */
-    const char *summary;    /* one line */
-    const char *details;    /* paragraphs and examples for --help */
+    const char *name; /* "trace check" has a space */
+    const char *arguments; /* "SCHEDULE" */
+    const char *summary; /* one line */
+    const char *details; /* paragraphs and examples for --help */
     const qe_cli_option *options; /* ends with name == NULL; --help and --json are added to every command */
     int arguments_min, arguments_max;
     int (*run)(struct qe_cli *cli); /* returns an exit status */
@@ -35,16 +42,21 @@ typedef struct qe_cli {
     int argument_count;
     char **arguments;
     int option_count;
-    struct { const qe_cli_option *option; const char *value; } given[64];
-    int json;      /* one JSON document on standard output */
-    int terminal;  /* standard error is a terminal */
+    struct {
+        const qe_cli_option *option;
+        const char *value;
+    } given[64];
+    int json; /* one JSON document on standard output */
+    int terminal; /* standard error is a terminal */
 } qe_cli;
 
 /* Value of an option, or NULL. A flag's value is "". The last one wins. */
 const char *qe_cli_value(const qe_cli *cli, const char *name);
 int qe_cli_has(const qe_cli *cli, const char *name);
-/* Whole number in [low, high] from an option; `fallback` when absent. On failure prints usage text, returns -1 (exit 2). */
-int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t high, uint64_t fallback, uint64_t *value_out);
+/* Whole number in [low, high] from an option; `fallback` when absent. On failure prints usage text,
+            returns -1 (exit 2). */
+int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t high, uint64_t fallback,
+                  uint64_t *value_out);
 
 /* Prints an error for people on standard error (place, message, remedy), or {"error": {...}} on standard output with
  * --json, and returns the exit status that fits its status code. */

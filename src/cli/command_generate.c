@@ -63,7 +63,8 @@ static void settings_for(const qe_store_model *model, qe_settings *settings) {
 }
 
 /* Logits behind the last of `length` tokens; positions after it are padding that causal attention never sees. */
-static qe_status next_logits(qe_session *session, const int32_t *text, size_t length, float *window_logits, const float **logits_out, qe_error *error) {
+static qe_status next_logits(qe_session *session, const int32_t *text, size_t length, float *window_logits,
+                             const float **logits_out, qe_error *error) {
     const qe_settings_model *m = &session->settings.model;
     size_t kept = length < m->sequence ? length : m->sequence;
     memset(session->tokens, 0, m->sequence * sizeof *session->tokens);
@@ -72,24 +73,30 @@ static qe_status next_logits(qe_session *session, const int32_t *text, size_t le
     qe_batch batch = {.tokens = session->tokens, .targets = session->targets};
     qe_step_result result;
     uint64_t bytes = (uint64_t)m->sequence * m->vocab * sizeof(float);
-    QE_TRY(qe_team_evaluate(session->team, &batch, NULL, window_logits, qe_model_logits_offset_bytes(session->model, session->schedule.stages), bytes, &result, error));
+    QE_TRY(qe_team_evaluate(session->team, &batch, NULL, window_logits,
+                            qe_model_logits_offset_bytes(session->model, session->schedule.stages), bytes, &result,
+                            error));
     *logits_out = window_logits + (kept - 1) * m->vocab;
     return QE_OK;
 }
 
-static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, size_t given, size_t total, int echo, qe_error *error) {
+static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, size_t given, size_t total, int echo,
+                               qe_error *error) {
     const qe_settings_model *m = &session->settings.model;
     float *window = malloc((size_t)m->sequence * m->vocab * sizeof *window);
     candidate *scratch = malloc(m->vocab * sizeof *scratch);
-    qe_status status = window && scratch ? QE_OK : qe_error_set(error, QE_ERROR_MEMORY, NULL, "no memory for the logits of a window");
+    qe_status status =
+        window && scratch ? QE_OK : qe_error_set(error, QE_ERROR_MEMORY, NULL, "no memory for the logits of a window");
     for (size_t length = given; status == QE_OK && length < total; length++) {
         const float *logits;
         status = next_logits(session, text, length, window, &logits, error);
         if (status != QE_OK) break;
         text[length] = sample(s, logits, scratch);
         if (!echo) continue;
-        if (m->vocab == 256) putchar(text[length]);
-        else printf(" %d", text[length]);
+        if (m->vocab == 256)
+            putchar(text[length]);
+        else
+            printf(" %d", text[length]);
         fflush(stdout);
     }
     free(window);
@@ -100,11 +107,13 @@ static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, s
 static int parse_temperature(qe_cli *cli, double *temperature_out) {
     const char *text = qe_cli_value(cli, "temperature");
     *temperature_out = 0.8;
-    if (text == NULL || (qe_text_to_double(text, temperature_out) && *temperature_out >= 0 && *temperature_out <= 100)) return QE_EXIT_OK;
+    if (text == NULL || (qe_text_to_double(text, temperature_out) && *temperature_out >= 0 && *temperature_out <= 100))
+        return QE_EXIT_OK;
     return qe_cli_usage(cli, "--temperature is '%s'; expected a number from 0 to 100", text);
 }
 
-static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, size_t given, size_t total, uint32_t vocab) {
+static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, size_t given, size_t total,
+                        uint32_t vocab) {
     if (!cli->json) {
         putchar('\n');
         return QE_EXIT_OK;
@@ -130,7 +139,8 @@ static int generate(qe_cli *cli, qe_session *session, sampler *s, const char *pr
     for (size_t i = 0; i < given; i++) text[i] = (unsigned char)prompt[i];
     if (!cli->json) fputs(prompt, stdout);
     qe_status status = continue_text(session, s, text, given, total, !cli->json, &error);
-    int exit_status = status == QE_OK ? print_result(cli, prompt, text, given, total, s->vocab) : qe_cli_error(cli, &error);
+    int exit_status =
+        status == QE_OK ? print_result(cli, prompt, text, given, total, s->vocab) : qe_cli_error(cli, &error);
     free(text);
     return exit_status;
 }
@@ -144,7 +154,8 @@ static qe_status open_model(const char *directory, qe_session *session, qe_error
     qe_session_options options = {.training = 0, .data = 0};
     QE_TRY(qe_session_open(session, &settings, &options, error));
     int length = snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    if (length >= (int)sizeof path) return qe_error_set(error, QE_ERROR_LIMIT, "use a shorter path", "the path of the model is too long");
+    if (length >= (int)sizeof path)
+        return qe_error_set(error, QE_ERROR_LIMIT, "use a shorter path", "the path of the model is too long");
     return qe_session_load(session, path, error);
 }
 
@@ -156,18 +167,23 @@ static int run_generate(qe_cli *cli) {
     const char *prompt = qe_cli_value(cli, "prompt");
     if (prompt == NULL) prompt = "And God said, ";
     if (prompt[0] == 0) return qe_cli_usage(cli, "--prompt is empty; give at least one character to continue from");
-    if (qe_cli_number(cli, "tokens", 1, 1000000, 300, &tokens) != 0 || qe_cli_number(cli, "top-k", 1, 65536, 40, &top_k) != 0 ||
-        qe_cli_number(cli, "seed", 0, UINT64_MAX, 1, &seed) != 0 || parse_temperature(cli, &s.temperature) != QE_EXIT_OK)
+    if (qe_cli_number(cli, "tokens", 1, 1000000, 300, &tokens) != 0 ||
+        qe_cli_number(cli, "top-k", 1, 65536, 40, &top_k) != 0 ||
+        qe_cli_number(cli, "seed", 0, UINT64_MAX, 1, &seed) != 0 ||
+        parse_temperature(cli, &s.temperature) != QE_EXIT_OK)
         return QE_EXIT_USAGE;
     qe_status status = open_model(cli->arguments[0], &session, &error);
     int exit_status;
-    if (status != QE_OK) exit_status = qe_cli_error(cli, &error);
+    if (status != QE_OK)
+        exit_status = qe_cli_error(cli, &error);
     else {
         s.vocab = session.settings.model.vocab;
         s.top_k = top_k < s.vocab ? (uint32_t)top_k : s.vocab;
         s.prng = qe_prng_make(seed, "generate");
-        if (s.vocab < 256) exit_status = qe_cli_usage(cli, "a model of %u tokens cannot read the bytes of a prompt", s.vocab);
-        else exit_status = generate(cli, &session, &s, prompt, tokens);
+        if (s.vocab < 256)
+            exit_status = qe_cli_usage(cli, "a model of %u tokens cannot read the bytes of a prompt", s.vocab);
+        else
+            exit_status = generate(cli, &session, &s, prompt, tokens);
     }
     qe_session_close(&session);
     return exit_status;
@@ -187,7 +203,8 @@ const qe_command qe_command_generate = {
     .arguments = "MODEL_DIR",
     .summary = "continue a text with a trained model",
     .details =
-        "MODEL_DIR is what `qeffect train` leaves in checkpoint.path: model.safetensors and config.json, in the Hugging\n"
+        "MODEL_DIR is what `qeffect train` leaves in checkpoint.path: model.safetensors and config.json, in the "
+        "Hugging\n"
         "Face Llama layout. Tokens are bytes.\n"
         "\n"
         "Examples:\n"

@@ -12,7 +12,8 @@ static qe_status read_trace(const char *path, qe_program *program, qe_error *err
     int standard_input = strcmp(path, "-") == 0;
     FILE *file = standard_input ? stdin : fopen(path, "r");
     if (file == NULL) {
-        qe_error_set(error, QE_ERROR_IO, "give the path of a .qet file, or - for standard input", "cannot open: %s", strerror(errno));
+        qe_error_set(error, QE_ERROR_IO, "give the path of a .qet file, or - for standard input", "cannot open: %s",
+                     strerror(errno));
         return qe_error_place(error, path, 0, 0);
     }
     qe_status status = qe_trace_read(file, path, program, error);
@@ -27,18 +28,23 @@ static uint32_t line_of(const qe_violation *violation, const qe_program *program
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
     char text[TEXT_BYTES];
     qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:i}", "rule", qe_rule_id(violation->rule), "message", text, "expected",
-                               (json_int_t)violation->expected, "found", (json_int_t)violation->found, "count", (int)violation->count);
+    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:i}", "rule", qe_rule_id(violation->rule), "message", text,
+                               "expected", (json_int_t)violation->expected, "found", (json_int_t)violation->found,
+                               "count", (int)violation->count);
     if (line_of(violation, program) > 0) json_object_set_new(fields, "line", json_integer(line_of(violation, program)));
-    if (violation->object < program->object_count) json_object_set_new(fields, "object", json_string(program->objects[violation->object].name));
+    if (violation->object < program->object_count)
+        json_object_set_new(fields, "object", json_string(program->objects[violation->object].name));
     return fields;
 }
 
 static int report_json(const char *path, const qe_program *program, const qe_violations *violations) {
     json_t *list = json_array();
-    for (uint32_t i = 0; i < violations->count; i++) json_array_append_new(list, violation_json(&violations->record[i], program));
-    json_t *document = json_pack("{s:s, s:i, s:i, s:o}", "trace", path, "items", (int)program->item_count, "violation_count", (int)violations->total, "violations", list);
-    if (violations->count > 0) json_object_set_new(document, "verdict", json_string(qe_rule_id(violations->record[0].rule)));
+    for (uint32_t i = 0; i < violations->count; i++)
+        json_array_append_new(list, violation_json(&violations->record[i], program));
+    json_t *document = json_pack("{s:s, s:i, s:i, s:o}", "trace", path, "items", (int)program->item_count,
+                                 "violation_count", (int)violations->total, "violations", list);
+    if (violations->count > 0)
+        json_object_set_new(document, "verdict", json_string(qe_rule_id(violations->record[0].rule)));
     return qe_cli_json(document, violations->total == 0 ? QE_EXIT_OK : QE_EXIT_CONTRACT);
 }
 
@@ -66,8 +72,10 @@ static int run_trace_check(qe_cli *cli) {
     qe_status status = read_trace(path, &program, &error);
     if (status == QE_OK) status = qe_program_judge(&program, &violations, &error);
     int exit_status;
-    if (status != QE_OK && status != QE_CONTRACT) exit_status = qe_cli_error(cli, &error);
-    else exit_status = cli->json ? report_json(path, &program, &violations) : report_text(path, &program, &violations);
+    if (status != QE_OK && status != QE_CONTRACT)
+        exit_status = qe_cli_error(cli, &error);
+    else
+        exit_status = cli->json ? report_json(path, &program, &violations) : report_text(path, &program, &violations);
     qe_program_deinit(&program);
     return exit_status;
 }

@@ -28,7 +28,8 @@ static void on_interrupt(int signal_number) {
 }
 
 static void catch_interrupt(void) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}; /* a second Ctrl-C ends at once */
+    struct sigaction action = {.sa_handler = on_interrupt,
+                               .sa_flags = (int)SA_RESETHAND}; /* a second Ctrl-C ends at once */
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -47,10 +48,12 @@ static int parse_inject(qe_cli *cli, training *t) {
         const char *ids[QE_RULE_COUNT];
         for (int rule = 1; rule < QE_RULE_COUNT; rule++) ids[rule - 1] = qe_rule_id((qe_rule)rule);
         const char *nearest = qe_text_nearest(id, ids, QE_RULE_COUNT - 1);
-        return qe_cli_usage(cli, "there is no rule '%s'%s%s%s; docs/rules.md lists them", id, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+        return qe_cli_usage(cli, "there is no rule '%s'%s%s%s; docs/rules.md lists them", id,
+                            nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
     }
     if (text[length] == '@' && (!qe_text_to_u64(text + length + 1, &t->inject_step) || t->inject_step == 0))
-        return qe_cli_usage(cli, "--inject %s: the step behind @ is '%s'; expected a whole number from 1", text, text + length + 1);
+        return qe_cli_usage(cli, "--inject %s: the step behind @ is '%s'; expected a whole number from 1", text,
+                            text + length + 1);
     return QE_EXIT_OK;
 }
 
@@ -63,13 +66,17 @@ static void describe(training *t) {
     qe_dataset_info data = qe_dataset_describe(t->session.dataset);
     if (t->cli->json) return;
     printf("model     %llu parameters: %u layers, hidden %u, heads %u/%u, ffn %u, vocab %u, sequence %u\n",
-           (unsigned long long)qe_model_scalar_count(t->session.model), s->model.layers, s->model.hidden, s->model.heads, s->model.kv_heads,
-           s->model.ffn, s->model.vocab, s->model.sequence);
-    printf("data      %s: %llu tokens, %llu for validation\n", data.name, (unsigned long long)data.tokens, (unsigned long long)data.validation_tokens);
-    printf("pipeline  %s: %u ranks, %u stages, %u microbatches of %u sequences\n", s->train.mode == QE_TRAIN_BASELINE ? "baseline (sequential)" : s->pipeline.schedule,
+           (unsigned long long)qe_model_scalar_count(t->session.model), s->model.layers, s->model.hidden,
+           s->model.heads, s->model.kv_heads, s->model.ffn, s->model.vocab, s->model.sequence);
+    printf("data      %s: %llu tokens, %llu for validation\n", data.name, (unsigned long long)data.tokens,
+           (unsigned long long)data.validation_tokens);
+    printf("pipeline  %s: %u ranks, %u stages, %u microbatches of %u sequences\n",
+           s->train.mode == QE_TRAIN_BASELINE ? "baseline (sequential)" : s->pipeline.schedule,
            t->session.schedule.ranks, t->session.schedule.stages, t->session.schedule.microbatches, s->train.sequences);
     printf("recipe    %s   backend  %s   contracts  %s\n", qe_recipe_name(s->recipe.kind), t->session.backend,
-           s->contracts.mode == QE_CONTRACTS_SETTING_TRAP ? "trap" : s->contracts.mode == QE_CONTRACTS_SETTING_OFF ? "off" : "observe");
+           s->contracts.mode == QE_CONTRACTS_SETTING_TRAP  ? "trap"
+           : s->contracts.mode == QE_CONTRACTS_SETTING_OFF ? "off"
+                                                           : "observe");
     fflush(stdout);
 }
 
@@ -78,7 +85,8 @@ static qe_status validate(training *t, uint64_t step, uint64_t sequences, qe_err
     if (qe_dataset_describe(t->session.dataset).validation_windows == 0) return QE_OK;
     QE_TRY(qe_session_validate(&t->session, sequences, &t->validation_loss, &result, error));
     qe_progress_validation(&t->progress, step, t->validation_loss);
-    json_array_append_new(t->validation, json_pack("{s:I, s:f}", "step", (json_int_t)step, "validation_loss", t->validation_loss));
+    json_array_append_new(t->validation,
+                          json_pack("{s:I, s:f}", "step", (json_int_t)step, "validation_loss", t->validation_loss));
     return QE_OK;
 }
 
@@ -87,8 +95,10 @@ static qe_status vetoed(training *t, uint64_t step, double loss, qe_error *error
     if (t->session.settings.train.nonfinite == QE_NONFINITE_SKIP) return QE_OK;
     char text[64];
     snprintf(text, sizeof text, "%.6g", loss);
-    qe_error_set(error, QE_CONTRACT, "lower train.learning_rate, or set train.nonfinite=skip to count such steps and go on",
-                 "step.nonfinite: loss or gradient norm of step %llu is not finite (loss %s); nothing was committed", (unsigned long long)step, text);
+    qe_error_set(error, QE_CONTRACT,
+                 "lower train.learning_rate, or set train.nonfinite=skip to count such steps and go on",
+                 "step.nonfinite: loss or gradient norm of step %llu is not finite (loss %s); nothing was committed",
+                 (unsigned long long)step, text);
     return QE_CONTRACT;
 }
 
@@ -99,7 +109,8 @@ static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe
     t->certified += result->certified;
     t->judged += result->judged;
     t->last_loss = result->loss;
-    json_array_append_new(t->curve, json_pack("{s:I, s:f, s:f}", "step", (json_int_t)step, "loss", result->loss, "gradient_norm", result->gradient_norm));
+    json_array_append_new(t->curve, json_pack("{s:I, s:f, s:f}", "step", (json_int_t)step, "loss", result->loss,
+                                              "gradient_norm", result->gradient_norm));
     return QE_OK;
 }
 
@@ -127,8 +138,10 @@ static json_t *memory_json(const training *t) {
     json_t *list = json_array();
     for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++) {
         qe_memory_use use = qe_team_memory(t->session.team, rank);
-        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:I}", "state_bytes", (json_int_t)use.state_bytes, "cache_bytes", (json_int_t)use.cache_bytes,
-                                              "slot_bytes", (json_int_t)use.slot_bytes, "scratch_bytes", (json_int_t)use.scratch_bytes));
+        json_array_append_new(
+            list, json_pack("{s:I, s:I, s:I, s:I}", "state_bytes", (json_int_t)use.state_bytes, "cache_bytes",
+                            (json_int_t)use.cache_bytes, "slot_bytes", (json_int_t)use.slot_bytes, "scratch_bytes",
+                            (json_int_t)use.scratch_bytes));
     }
     return list;
 }
@@ -139,12 +152,15 @@ static int finish(training *t, const char *hash) {
     qe_progress_end(&t->progress);
     int status = interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
     if (!t->cli->json) {
-        printf("%s after %llu steps: loss %.4f", interrupted ? "interrupted" : "done", (unsigned long long)t->steps_done, t->last_loss);
-        if (!interrupted && json_array_size(t->validation) > 0) printf(", validation %.4f nats/token", t->validation_loss);
+        printf("%s after %llu steps: loss %.4f", interrupted ? "interrupted" : "done",
+               (unsigned long long)t->steps_done, t->last_loss);
+        if (!interrupted && json_array_size(t->validation) > 0)
+            printf(", validation %.4f nats/token", t->validation_loss);
         printf(", %.0f tokens/s", rate);
         if (t->vetoed > 0) printf(", %llu steps skipped (not finite)", (unsigned long long)t->vetoed);
         printf("\nstate_hash %s\n", hash);
-        if (path[0] && t->steps_done > 0) printf("weights are in %s; qeffect generate %s continues a text\n", path, path);
+        if (path[0] && t->steps_done > 0)
+            printf("weights are in %s; qeffect generate %s continues a text\n", path, path);
         return status;
     }
     json_object_set_new(t->document, "state_hash", json_string(hash));
@@ -152,9 +168,11 @@ static int finish(training *t, const char *hash) {
     json_object_set_new(t->document, "vetoed", json_integer((json_int_t)t->vetoed));
     json_object_set_new(t->document, "interrupted", json_boolean(interrupted));
     json_object_set_new(t->document, "tokens_per_s", json_real(rate));
-    if (t->steps_done > 0) json_object_set_new(t->document, "step_ms", json_real(1e3 * t->seconds / (double)t->steps_done));
+    if (t->steps_done > 0)
+        json_object_set_new(t->document, "step_ms", json_real(1e3 * t->seconds / (double)t->steps_done));
     json_object_set_new(t->document, "loss", json_real(t->last_loss));
-    if (!interrupted && json_array_size(t->validation) > 0) json_object_set_new(t->document, "validation_loss", json_real(t->validation_loss));
+    if (!interrupted && json_array_size(t->validation) > 0)
+        json_object_set_new(t->document, "validation_loss", json_real(t->validation_loss));
     json_object_set(t->document, "loss_curve", t->curve);
     json_object_set(t->document, "validation", t->validation);
     json_object_set_new(t->document, "certified_checks", json_integer((json_int_t)t->certified));
@@ -171,14 +189,17 @@ static qe_status dump_batches(training *t, uint64_t steps, const char *path, qe_
     uint64_t shape[3] = {steps, t->session.sequences_per_step, t->session.settings.model.sequence};
     size_t one = (size_t)shape[1] * shape[2];
     int32_t *tokens = calloc(steps * one, sizeof *tokens), *targets = calloc(steps * one, sizeof *targets);
-    qe_status status = tokens && targets ? QE_OK : qe_error_set(error, QE_ERROR_MEMORY, "dump fewer steps", "no memory for %llu batches", (unsigned long long)steps);
+    qe_status status = tokens && targets ? QE_OK
+                                         : qe_error_set(error, QE_ERROR_MEMORY, "dump fewer steps",
+                                                        "no memory for %llu batches", (unsigned long long)steps);
     for (uint64_t step = 1; status == QE_OK && step <= steps; step++) {
         qe_session_batch(&t->session, step);
         memcpy(tokens + (step - 1) * one, t->session.tokens, one * sizeof *tokens);
         memcpy(targets + (step - 1) * one, t->session.targets, one * sizeof *targets);
     }
     if (status == QE_OK) {
-        qe_tensor tensors[2] = {qe_tensor_make("tokens", QE_DTYPE_I32, 3, shape, tokens), qe_tensor_make("targets", QE_DTYPE_I32, 3, shape, targets)};
+        qe_tensor tensors[2] = {qe_tensor_make("tokens", QE_DTYPE_I32, 3, shape, tokens),
+                                qe_tensor_make("targets", QE_DTYPE_I32, 3, shape, targets)};
         status = qe_safetensors_write(path, tensors, 2, NULL, 0, error);
     }
     free(tokens);
@@ -196,13 +217,16 @@ static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
 /* A breach in a plan, in a step, or an operating error. */
 static int fail(training *t, qe_status status, const qe_step_result *result, qe_error *error) {
     qe_progress_end(&t->progress);
-    if (status != QE_CONTRACT || error->status == QE_CONTRACT) return qe_cli_error(t->cli, error); /* not finite: exit 3 as well */
+    if (status != QE_CONTRACT || error->status == QE_CONTRACT)
+        return qe_cli_error(t->cli, error); /* not finite: exit 3 as well */
     if (t->session.counterexample.rule != QE_RULE_NONE) {
         char text[2048];
         qe_counterexample_text(&t->session.counterexample, &t->session.schedule, text, sizeof text);
         fprintf(stderr, "refused before anything ran: %s\n", text);
         if (!t->cli->json) return QE_EXIT_CONTRACT;
-        return qe_cli_json(json_pack("{s:{s:s, s:s}}", "counterexample", "rule", qe_rule_id(t->session.counterexample.rule), "message", text), QE_EXIT_CONTRACT);
+        return qe_cli_json(json_pack("{s:{s:s, s:s}}", "counterexample", "rule",
+                                     qe_rule_id(t->session.counterexample.rule), "message", text),
+                           QE_EXIT_CONTRACT);
     }
     json_t *breach = NULL;
     char hash[QE_STATE_HASH_BYTES];
@@ -210,18 +234,22 @@ static int fail(training *t, qe_status status, const qe_step_result *result, qe_
     if (t->session.team == NULL) return QE_EXIT_CONTRACT;
     qe_session_report_breach(&t->session, result, &breach);
     if (qe_team_state_hash(t->session.team, hash, &ignored) != QE_OK) hash[0] = 0;
-    fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n", (unsigned long long)t->steps_done, hash);
+    fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
+            (unsigned long long)t->steps_done, hash);
     if (!t->cli->json) {
         json_decref(breach);
         return QE_EXIT_CONTRACT;
     }
-    return qe_cli_json(json_pack("{s:o, s:I, s:s}", "breach", breach, "steps", (json_int_t)t->steps_done, "state_hash", hash), QE_EXIT_CONTRACT);
+    return qe_cli_json(
+        json_pack("{s:o, s:I, s:s}", "breach", breach, "steps", (json_int_t)t->steps_done, "state_hash", hash),
+        QE_EXIT_CONTRACT);
 }
 
 static int run_training(training *t, const qe_settings *settings, uint64_t dump_steps) {
     qe_error error = {0};
     qe_step_result result = {0};
-    qe_session_options options = {.training = 1, .data = 1, .break_schedule = is_schedule_rule(t->inject) ? t->inject : QE_RULE_NONE};
+    qe_session_options options = {
+        .training = 1, .data = 1, .break_schedule = is_schedule_rule(t->inject) ? t->inject : QE_RULE_NONE};
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
     qe_status status = qe_session_open(&t->session, settings, &options, &error);
     if (status == QE_OK) status = prepare(t, dump_steps, &error);
@@ -279,7 +307,8 @@ const qe_command qe_command_train = {
     .summary = "train the built-in model in FP8 over pipeline stages, under contract",
     .details =
         "Trains a Llama-style decoder on text. Without a file the defaults are the quickstart: the King James Bible,\n"
-        "4 layers, 2 pipeline ranks, delayed-scaling FP8. Loss in nats per token; `state_hash` covers parameters, optimizer\n"
+        "4 layers, 2 pipeline ranks, delayed-scaling FP8. Loss in nats per token; `state_hash` covers parameters, "
+        "optimizer\n"
         "moments, scales and histories: two runs with the same hash hold the same bits.\n"
         "\n"
         "A broken rule stops the step before any weight moves, prints both operations, and leaves a trace.\n"

@@ -5,17 +5,22 @@
 #include "cli/main.h"
 
 static const qe_command *const commands[] = {
-    &qe_command_train, &qe_command_generate, &qe_command_check, &qe_command_schedule, &qe_command_trace_check, &qe_command_bench,
+    &qe_command_train,    &qe_command_generate,    &qe_command_check,
+    &qe_command_schedule, &qe_command_trace_check, &qe_command_bench,
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void help(void) {
-    printf("usage: qeffect COMMAND [arguments] [options]\n\n"
-           "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
-           "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it runs.\n\ncommands:\n");
+    printf(
+        "usage: qeffect COMMAND [arguments] [options]\n\n"
+        "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
+        "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it "
+        "runs.\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++) printf("  %-14s %s\n", commands[i]->name, commands[i]->summary);
-    printf("\nqeffect COMMAND --help explains one. A first run: qeffect train examples/quickstart.yaml\n"
-           "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 interrupted\n");
+    printf(
+        "\nqeffect COMMAND --help explains one. A first run: qeffect train examples/quickstart.yaml\n"
+        "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 "
+        "interrupted\n");
 }
 
 /* "trace check" takes two words. Returns how many words name the command, 0 if none does. */
@@ -56,8 +61,10 @@ int main(int argc, char **argv) {
     if (words == 0) return unknown_command(argc - 1, argv + 1);
     qe_cli cli;
     int status = qe_cli_parse(&cli, command, argc - 1 - words, argv + 1 + words);
-    if (status == QE_EXIT_OK && qe_cli_has(&cli, "help")) qe_cli_help(command);
-    else if (status == QE_EXIT_OK) status = command->run(&cli);
+    if (status == QE_EXIT_OK && qe_cli_has(&cli, "help"))
+        qe_cli_help(command);
+    else if (status == QE_EXIT_OK)
+        status = command->run(&cli);
     free(cli.arguments);
     return status;
 }

@@ -23,8 +23,9 @@ void qe_progress_step(qe_progress *progress, uint64_t step, double loss, double 
     progress->printed_s = now;
     uint64_t left = (uint64_t)((now - progress->begin_s) / (double)step * (double)(progress->steps - step) + 0.5);
     if (progress->terminal) fputs("\r\033[K", stderr);
-    fprintf(stderr, "step %llu/%llu  loss %.4f  %.0f tokens/s  %llu:%02llu left", (unsigned long long)step, (unsigned long long)progress->steps, loss,
-            tokens_per_s, (unsigned long long)(left / 60), (unsigned long long)(left % 60));
+    fprintf(stderr, "step %llu/%llu  loss %.4f  %.0f tokens/s  %llu:%02llu left", (unsigned long long)step,
+            (unsigned long long)progress->steps, loss, tokens_per_s, (unsigned long long)(left / 60),
+            (unsigned long long)(left % 60));
     if (!progress->terminal) fputc('\n', stderr);
     progress->line_open = progress->terminal;
     fflush(stderr);

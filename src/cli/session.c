@@ -10,17 +10,27 @@
 
 static qe_status open_data(qe_session *session, qe_error *error_out) {
     const qe_settings *s = &session->settings;
-    qe_dataset_options options = {.path = s->data.path, .format = s->data.format, .validation = s->data.validation,
-                                  .sequence = s->model.sequence, .vocab = s->model.vocab};
+    qe_dataset_options options = {.path = s->data.path,
+                                  .format = s->data.format,
+                                  .validation = s->data.validation,
+                                  .sequence = s->model.sequence,
+                                  .vocab = s->model.vocab};
     return qe_dataset_open(&options, &session->dataset, error_out);
 }
 
 static qe_status create_model(qe_session *session, qe_error *error_out) {
     const qe_settings_model *m = &session->settings.model;
     qe_model_config config = {
-        .layers = m->layers, .hidden = m->hidden, .heads = m->heads, .kv_heads = m->kv_heads, .ffn = m->ffn, .vocab = m->vocab,
-        .sequence = m->sequence, .sequences = session->settings.train.sequences,
-        .rope_theta = (float)m->rope_theta, .norm_epsilon = (float)m->norm_epsilon,
+        .layers = m->layers,
+        .hidden = m->hidden,
+        .heads = m->heads,
+        .kv_heads = m->kv_heads,
+        .ffn = m->ffn,
+        .vocab = m->vocab,
+        .sequence = m->sequence,
+        .sequences = session->settings.train.sequences,
+        .rope_theta = (float)m->rope_theta,
+        .norm_epsilon = (float)m->norm_epsilon,
     };
     return qe_model_create(&config, &session->settings.recipe, &session->model, error_out);
 }
@@ -33,7 +43,8 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     const char *path = session->settings.pipeline.schedule;
     FILE *file = fopen(path, "r");
     if (file == NULL) {
-        qe_error_set(error_out, QE_ERROR_IO, "pipeline.schedule takes a name or a CSV file", "cannot open: %s", strerror(errno));
+        qe_error_set(error_out, QE_ERROR_IO, "pipeline.schedule takes a name or a CSV file", "cannot open: %s",
+                     strerror(errno));
         return qe_error_place(error_out, path, 0, 0);
     }
     qe_status status = qe_schedule_read_csv(file, path, &session->schedule, error_out);
@@ -42,7 +53,8 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
     if (session->schedule.ranks == p->ranks && session->schedule.microbatches == p->microbatches) return QE_OK;
     qe_error_set(error_out, QE_ERROR_CONFIG, "set pipeline.ranks and pipeline.microbatches to what the file holds",
-                 "%u ranks and %u microbatches; the configuration says %u and %u", session->schedule.ranks, session->schedule.microbatches, p->ranks, p->microbatches);
+                 "%u ranks and %u microbatches; the configuration says %u and %u", session->schedule.ranks,
+                 session->schedule.microbatches, p->ranks, p->microbatches);
     return qe_error_place(error_out, path, 0, 0);
 }
 
@@ -50,7 +62,8 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
 static qe_status make_schedule(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
     int baseline = session->settings.train.mode == QE_TRAIN_BASELINE;
-    qe_schedule_request request = {.name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
+    qe_schedule_request request = {
+        .name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
     if (is_path(p->schedule)) {
         QE_TRY(read_csv(session, error_out));
         if (!baseline) return QE_OK;
@@ -93,13 +106,15 @@ static void spoil(qe_schedule *schedule, qe_rule rule) {
     if (count < 2) return;
     qe_action last = first[count - 1];
     if (rule == QE_RULE_SCHEDULE_DUPLICATE) first[count - 2] = last;
-    if (rule == QE_RULE_SCHEDULE_MISSING) memmove(&first[count - 1], &first[count], (schedule->rank_begin[schedule->ranks] - count) * sizeof *first);
+    if (rule == QE_RULE_SCHEDULE_MISSING)
+        memmove(&first[count - 1], &first[count], (schedule->rank_begin[schedule->ranks] - count) * sizeof *first);
     for (uint32_t r = 1; rule == QE_RULE_SCHEDULE_MISSING && r <= schedule->ranks; r++) schedule->rank_begin[r]--;
     if (rule == QE_RULE_SCHEDULE_ORDER) {
         memmove(&first[1], &first[0], (count - 1) * sizeof *first);
         first[0] = last;
     }
-    if (rule == QE_RULE_SCHEDULE_PLACE && schedule->ranks > 1) first[0].stage = schedule->actions[schedule->rank_begin[1]].stage;
+    if (rule == QE_RULE_SCHEDULE_PLACE && schedule->ranks > 1)
+        first[0].stage = schedule->actions[schedule->rank_begin[1]].stage;
     if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1)
         for (uint32_t i = 1; i < count; i++)
             if (first[i].kind != QE_ACTION_F) { /* the first backward waits for a later stage that waits for F0 */
@@ -108,7 +123,8 @@ static void spoil(qe_schedule *schedule, qe_rule rule) {
                 first[1] = backward;
                 uint32_t other = schedule->rank_begin[1];
                 qe_action forward = schedule->actions[other];
-                for (uint32_t j = other; j + 1 < schedule->rank_begin[2] && schedule->actions[j + 1].kind == QE_ACTION_F; j++) {
+                for (uint32_t j = other;
+                     j + 1 < schedule->rank_begin[2] && schedule->actions[j + 1].kind == QE_ACTION_F; j++) {
                     schedule->actions[j] = schedule->actions[j + 1];
                     schedule->actions[j + 1] = forward;
                 }
@@ -124,8 +140,8 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     QE_TRY(make_schedule(session, error_out));
     if (options->break_schedule != QE_RULE_NONE) spoil(&session->schedule, options->break_schedule);
     if (options->training)
-        QE_TRY(qe_plan_create(&session->schedule, qe_model_table(), session->model, &plan, &session->train, &session->violations,
-                              &session->counterexample, error_out));
+        QE_TRY(qe_plan_create(&session->schedule, qe_model_table(), session->model, &plan, &session->train,
+                              &session->violations, &session->counterexample, error_out));
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
     return qe_plan_create(&session->evaluation_schedule, qe_model_table(), session->model, &forward, &session->evaluate,
@@ -141,8 +157,12 @@ static void device_opened(qe_device *device, const void *context) {
 static qe_status make_team(qe_session *session, qe_error *error_out) {
     QE_TRY(qe_local_world_create(session->schedule.ranks, &session->world, error_out));
     qe_team_options options = {
-        .backend = qe_host_backend(), .comm = qe_local_comm(), .world = session->world,
-        .contracts = (qe_contracts)session->settings.contracts.mode, .opened = device_opened, .opened_context = session,
+        .backend = qe_host_backend(),
+        .comm = qe_local_comm(),
+        .world = session->world,
+        .contracts = (qe_contracts)session->settings.contracts.mode,
+        .opened = device_opened,
+        .opened_context = session,
     };
     return qe_team_create(session->train, session->evaluate, &options, &session->team, error_out);
 }
@@ -155,10 +175,12 @@ static qe_status make_batch(qe_session *session, qe_error *error_out) {
     session->targets = calloc(count, sizeof *session->targets);
     session->losses = calloc(session->schedule.microbatches, sizeof *session->losses);
     if (session->tokens != NULL && session->targets != NULL && session->losses != NULL) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer or shorter sequences", "no memory for a batch of %zu tokens", count);
+    return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer or shorter sequences",
+                        "no memory for a batch of %zu tokens", count);
 }
 
-qe_status qe_session_open(qe_session *session, const qe_settings *settings, const qe_session_options *options, qe_error *error_out) {
+qe_status qe_session_open(qe_session *session, const qe_settings *settings, const qe_session_options *options,
+                          qe_error *error_out) {
     memset(session, 0, sizeof *session);
     session->settings = *settings;
     if (options->data) QE_TRY(open_data(session, error_out));
@@ -186,7 +208,8 @@ void qe_session_close(qe_session *session) {
 
 void qe_session_batch(qe_session *session, uint64_t step) {
     uint64_t first = (step - 1) * session->sequences_per_step;
-    qe_dataset_batch(session->dataset, QE_DATA_TRAIN, session->settings.train.seed, first, session->sequences_per_step, session->tokens, session->targets);
+    qe_dataset_batch(session->dataset, QE_DATA_TRAIN, session->settings.train.seed, first, session->sequences_per_step,
+                     session->tokens, session->targets);
 }
 
 typedef struct step_constants {
@@ -202,8 +225,15 @@ static qe_adamw constants_of(const void *context, double gradient_norm) {
 qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out) {
     const qe_settings_train *t = &session->settings.train;
     step_constants constants = {
-        .optimizer = {.rate = {.peak = t->learning_rate, .minimum = t->minimum_learning_rate, .warmup_steps = t->warmup, .steps = t->steps},
-                      .beta1 = t->beta1, .beta2 = t->beta2, .epsilon = t->epsilon, .weight_decay = t->weight_decay, .clip_norm = t->gradient_clip},
+        .optimizer = {.rate = {.peak = t->learning_rate,
+                               .minimum = t->minimum_learning_rate,
+                               .warmup_steps = t->warmup,
+                               .steps = t->steps},
+                      .beta1 = t->beta1,
+                      .beta2 = t->beta2,
+                      .epsilon = t->epsilon,
+                      .weight_decay = t->weight_decay,
+                      .clip_norm = t->gradient_clip},
         .step = step,
     };
     qe_step_optimizer optimizer = {.constants = constants_of, .context = &constants};
@@ -225,12 +255,14 @@ static void cut_batch(qe_session *session, uint64_t first, uint64_t limit) {
         for (uint64_t i = 0; first + w >= limit && i < sequence; i++) session->targets[w * sequence + i] = -1;
 }
 
-qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out, qe_error *error_out) {
+qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out,
+                              qe_error *error_out) {
     uint64_t windows = qe_dataset_describe(session->dataset).validation_windows, tokens = 0;
     if (sequences == 0 || sequences > windows) sequences = windows;
     double sum = 0;
     for (uint64_t first = 0; first < sequences; first += session->sequences_per_step) {
-        qe_dataset_batch(session->dataset, QE_DATA_VALIDATION, 0, first, session->sequences_per_step, session->tokens, session->targets);
+        qe_dataset_batch(session->dataset, QE_DATA_VALIDATION, 0, first, session->sequences_per_step, session->tokens,
+                         session->targets);
         cut_batch(session, first, sequences);
         qe_batch batch = {.tokens = session->tokens, .targets = session->targets};
         QE_TRY(qe_team_evaluate(session->team, &batch, session->losses, NULL, 0, 0, result_out, error_out));

@@ -11,29 +11,31 @@
 
 typedef struct qe_session {
     qe_settings settings;
-    qe_dataset *dataset;       /* NULL: a session without data (generate) */
+    qe_dataset *dataset; /* NULL: a session without data (generate) */
     qe_model *model;
     qe_schedule schedule, evaluation_schedule;
     qe_plan *train, *evaluate;
     qe_world *world;
     qe_team *team;
-    char backend[128];         /* identity of the device */
+    char backend[128]; /* identity of the device */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */
-    double *losses;            /* [microbatches] of one evaluation */
+    double *losses; /* [microbatches] of one evaluation */
     /* Of a refused plan: */
     qe_violations violations;
     qe_counterexample counterexample;
 } qe_session;
 
 typedef struct qe_session_options {
-    int training;              /* 0: only the evaluation plan */
-    int data;                  /* opens data.path */
-    qe_rule break_schedule;    /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
+    int training; /* 0: only the evaluation plan */
+    int data; /* opens data.path */
+    qe_rule break_schedule; /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
 } qe_session_options;
 
-/* Requires: settings are checked. On failure: an error, or QE_CONTRACT with what the plan broke; close it either way. */
-qe_status qe_session_open(qe_session *session, const qe_settings *settings, const qe_session_options *options, qe_error *error_out);
+/* Requires: settings are checked. On failure: an error,
+or QE_CONTRACT with what the plan broke; close it either way. */
+qe_status qe_session_open(qe_session *session, const qe_settings *settings, const qe_session_options *options,
+                          qe_error *error_out);
 void qe_session_close(qe_session *session);
 
 /* Initial values of every parameter from train.seed. */
@@ -48,7 +50,8 @@ qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *re
 /* Fills session->tokens and ->targets with the training batch of `step`. */
 void qe_session_batch(qe_session *session, uint64_t step);
 /* Mean loss in nats per token over the first `sequences` validation windows (0: all). */
-qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out, qe_error *error_out);
+qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out,
+                              qe_error *error_out);
 
 /* Prints a breach for people on standard error and writes its trace where contracts.trace says; *document_out (may be
  * NULL) receives the same as JSON. */

@@ -22,10 +22,12 @@ static qe_status copy_one(qe_session *session, weights_copy *copy, uint32_t inde
     const qe_parameter *parameter = qe_model_parameter(session->model, index);
     size_t count = (size_t)parameter->rows * parameter->columns;
     copy->values[index] = malloc(count * sizeof(float));
-    if (copy->values[index] == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to copy %s", parameter->name);
+    if (copy->values[index] == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to copy %s", parameter->name);
     QE_TRY(qe_team_parameter_read(session->team, index, copy->values[index], error_out));
     uint64_t matrix[2] = {parameter->rows, parameter->columns}, vector[1] = {parameter->columns};
-    copy->tensors[index] = qe_tensor_make(parameter->name, QE_DTYPE_F32, parameter->vector ? 1 : 2, parameter->vector ? vector : matrix, copy->values[index]);
+    copy->tensors[index] = qe_tensor_make(parameter->name, QE_DTYPE_F32, parameter->vector ? 1 : 2,
+                                          parameter->vector ? vector : matrix, copy->values[index]);
     return QE_OK;
 }
 
@@ -33,7 +35,8 @@ static qe_status copy_weights(qe_session *session, weights_copy *copy, qe_error 
     copy->count = qe_model_parameter_count(session->model);
     copy->tensors = calloc(copy->count, sizeof *copy->tensors);
     copy->values = calloc(copy->count, sizeof *copy->values);
-    if (copy->tensors == NULL || copy->values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to copy the weights");
+    if (copy->tensors == NULL || copy->values == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to copy the weights");
     for (uint32_t i = 0; i < copy->count; i++) QE_TRY(copy_one(session, copy, i, error_out));
     return QE_OK;
 }
@@ -42,11 +45,19 @@ static const qe_metadata format_metadata = {"format", "pt"}; /* transformers ask
 
 qe_status qe_session_save(qe_session *session, const char *directory, qe_error *error_out) {
     const qe_settings_model *m = &session->settings.model;
-    qe_store_model model = {.layers = m->layers, .hidden = m->hidden, .heads = m->heads, .kv_heads = m->kv_heads, .ffn = m->ffn,
-                            .vocab = m->vocab, .sequence = m->sequence, .rope_theta = m->rope_theta, .norm_epsilon = m->norm_epsilon};
+    qe_store_model model = {.layers = m->layers,
+                            .hidden = m->hidden,
+                            .heads = m->heads,
+                            .kv_heads = m->kv_heads,
+                            .ffn = m->ffn,
+                            .vocab = m->vocab,
+                            .sequence = m->sequence,
+                            .rope_theta = m->rope_theta,
+                            .norm_epsilon = m->norm_epsilon};
     weights_copy copy = {0};
     qe_status status = copy_weights(session, &copy, error_out);
-    if (status == QE_OK) status = qe_store_write_model(directory, &model, copy.tensors, copy.count, &format_metadata, 1, error_out);
+    if (status == QE_OK)
+        status = qe_store_write_model(directory, &model, copy.tensors, copy.count, &format_metadata, 1, error_out);
     copy_release(&copy);
     return status;
 }
@@ -59,15 +70,17 @@ qe_status qe_session_save_file(qe_session *session, const char *path, qe_error *
     return status;
 }
 
-static qe_status load_one(qe_session *session, const qe_safetensors *file, uint32_t index, const char *path, qe_error *error_out) {
+static qe_status load_one(qe_session *session, const qe_safetensors *file, uint32_t index, const char *path,
+                          qe_error *error_out) {
     const qe_parameter *parameter = qe_model_parameter(session->model, index);
     const qe_tensor *tensor = qe_safetensors_find(file, parameter->name);
     uint64_t rows = parameter->vector ? parameter->columns : parameter->rows;
-    int fits = tensor != NULL && tensor->dtype == QE_DTYPE_F32 && tensor->rank == (parameter->vector ? 1u : 2u) && tensor->shape[0] == rows &&
-               (parameter->vector || tensor->shape[1] == parameter->columns);
+    int fits = tensor != NULL && tensor->dtype == QE_DTYPE_F32 && tensor->rank == (parameter->vector ? 1u : 2u) &&
+               tensor->shape[0] == rows && (parameter->vector || tensor->shape[1] == parameter->columns);
     if (fits) return qe_team_parameter_write(session->team, index, tensor->data, error_out);
     qe_error_set(error_out, QE_ERROR_FORMAT, "give a model that `qeffect train` wrote, with its own config.json",
-                 tensor == NULL ? "%s is missing" : "%s is not F32 of the shape that config.json asks for", parameter->name);
+                 tensor == NULL ? "%s is missing" : "%s is not F32 of the shape that config.json asks for",
+                 parameter->name);
     return qe_error_place(error_out, path, 0, 0);
 }
 
@@ -75,7 +88,8 @@ qe_status qe_session_load(qe_session *session, const char *path, qe_error *error
     qe_safetensors *file;
     QE_TRY(qe_safetensors_open(path, &file, error_out));
     qe_status status = QE_OK;
-    for (uint32_t i = 0; status == QE_OK && i < qe_model_parameter_count(session->model); i++) status = load_one(session, file, i, path, error_out);
+    for (uint32_t i = 0; status == QE_OK && i < qe_model_parameter_count(session->model); i++)
+        status = load_one(session, file, i, path, error_out);
     qe_safetensors_close(file);
     return status;
 }
@@ -93,7 +107,8 @@ static qe_status all_settings(qe_cli *cli, const char *path, qe_settings *settin
     qe_settings_default(settings);
     if (path != NULL) QE_TRY(qe_settings_load(path, settings, error));
     for (int i = 0; i < cli->option_count; i++)
-        if (strcmp(cli->given[i].option->name, "set") == 0) QE_TRY(qe_settings_set(settings, cli->given[i].value, error));
+        if (strcmp(cli->given[i].option->name, "set") == 0)
+            QE_TRY(qe_settings_set(settings, cli->given[i].value, error));
     QE_TRY(set_from(cli, "mode", "train.mode", settings, error));
     QE_TRY(set_from(cli, "contracts", "contracts.mode", settings, error));
     QE_TRY(set_from(cli, "placement", "pipeline.placement", settings, error));
@@ -117,8 +132,10 @@ static int write_trace(qe_session *session, uint32_t rank, qe_error *error_out) 
     qe_program_init(&history);
     if (path[0] == 0 || qe_team_history(session->team, rank, &history, error_out) != QE_OK) return -1;
     FILE *memory = open_memstream(&text, &bytes);
-    qe_status status = memory == NULL ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace") : qe_trace_write(&history, memory, error_out);
-    if (memory != NULL && fclose(memory) != 0 && status == QE_OK) status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace");
+    qe_status status = memory == NULL ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace")
+                                      : qe_trace_write(&history, memory, error_out);
+    if (memory != NULL && fclose(memory) != 0 && status == QE_OK)
+        status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace");
     if (status == QE_OK) status = qe_store_write_text_atomic(path, text, bytes, error_out);
     free(text);
     qe_program_deinit(&history);
@@ -128,11 +145,13 @@ static int write_trace(qe_session *session, uint32_t rank, qe_error *error_out) 
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
     char text[QE_ERROR_TEXT_BYTES];
     qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message", text, "expected",
-                               (json_int_t)violation->expected, "found", (json_int_t)violation->found, "count", (json_int_t)violation->count);
+    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message", text,
+                               "expected", (json_int_t)violation->expected, "found", (json_int_t)violation->found,
+                               "count", (json_int_t)violation->count);
     if (violation->object != QE_NONE && violation->object < program->object_count)
         json_object_set_new(fields, "object", json_string(program->objects[violation->object].name));
-    if (violation->item != QE_NONE && violation->item < program->item_count) json_object_set_new(fields, "item", json_integer(violation->item));
+    if (violation->item != QE_NONE && violation->item < program->item_count)
+        json_object_set_new(fields, "item", json_integer(violation->item));
     return fields;
 }
 
@@ -147,8 +166,11 @@ void qe_session_report_breach(qe_session *session, const qe_step_result *result,
         json_array_append_new(list, violation_json(&result->violations.record[i], program));
     }
     int traced = write_trace(session, result->violation_rank, &error) == 0;
-    if (traced) fprintf(stderr, "the refused step is in %s; `qeffect trace check %s` gives the same verdict\n", session->settings.contracts.trace, session->settings.contracts.trace);
-    else if (error.status != QE_OK) fprintf(stderr, "no trace was written: %s\n", error.message);
+    if (traced)
+        fprintf(stderr, "the refused step is in %s; `qeffect trace check %s` gives the same verdict\n",
+                session->settings.contracts.trace, session->settings.contracts.trace);
+    else if (error.status != QE_OK)
+        fprintf(stderr, "no trace was written: %s\n", error.message);
     if (document_out == NULL) {
         json_decref(list);
         return;

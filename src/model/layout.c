@@ -57,7 +57,8 @@ qe_work_layout qe_work_layout_of(const qe_model *model) {
     work.product_wide = take(&work.bytes, wide);
     work.grad[0] = take(&work.bytes, residual);
     work.grad[1] = take(&work.bytes, residual);
-    work.attention = take(&work.bytes, qe_attention_scratch_floats(model->config.sequence, model->head_dim) * sizeof(float));
+    work.attention =
+        take(&work.bytes, qe_attention_scratch_floats(model->config.sequence, model->head_dim) * sizeof(float));
     return work;
 }
 
@@ -90,7 +91,8 @@ qe_retained_layout qe_retained_layout_of(const qe_model *model, uint64_t begin, 
     return retained;
 }
 
-void qe_stage_decoders(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t *first_out, uint32_t *last_out) {
+void qe_stage_decoders(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t *first_out,
+                       uint32_t *last_out) {
     QE_ASSERT(stage < stages);
     *first_out = (uint32_t)((uint64_t)model->config.layers * stage / stages);
     *last_out = (uint32_t)((uint64_t)model->config.layers * (stage + 1) / stages);
@@ -104,7 +106,8 @@ uint64_t qe_saved_begin(const qe_model *model, uint32_t stage, uint32_t stages, 
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
     uint64_t end = 0;
-    for (uint32_t d = first; d < decoder; d++) end = qe_saved_layout_of(model, end, qe_saved_with_input(stage, first, d)).end;
+    for (uint32_t d = first; d < decoder; d++)
+        end = qe_saved_layout_of(model, end, qe_saved_with_input(stage, first, d)).end;
     return end;
 }
 
@@ -124,7 +127,8 @@ static uint64_t retained_end(const qe_model *model, uint64_t begin, int linear, 
     return qe_retained_layout_of(model, begin, columns, qe_model_format(model, gradient)).end;
 }
 
-uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder, int linear, qe_slot_kind kind) {
+uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder, int linear,
+                           qe_slot_kind kind) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
     uint64_t end = 0;

@@ -45,7 +45,8 @@ void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_f
 }
 
 void qe_effects_cache_fill(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight) {
-    cache_key(add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object), model, QE_LAYOUT_DECODED | QE_LAYOUT_CODES);
+    cache_key(add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object), model,
+              QE_LAYOUT_DECODED | QE_LAYOUT_CODES);
 }
 
 void qe_effects_scale(qe_effects *effects, const qe_frame *frame, uint32_t weight, int role) {
@@ -107,7 +108,8 @@ static float *scratch_grad(const qe_lowering *lowering, uint32_t decoder) {
 const float *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
     int arrives = hands_over(lowering, decoder);
     *slot_out = arrives ? QE_SLOT_IN_B : QE_SLOT_KINDS;
-    return arrives ? (const float *)(void *)lowering->frame->slot[QE_SLOT_IN_B].at : scratch_grad(lowering, decoder + 1);
+    return arrives ? (const float *)(void *)lowering->frame->slot[QE_SLOT_IN_B].at
+                   : scratch_grad(lowering, decoder + 1);
 }
 
 float *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
@@ -136,7 +138,8 @@ qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t deco
     target.retained.blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_COLUMN : QE_BLOCKING_TENSOR;
     if (!frame->training) return target; /* nothing is retained past F */
     target.retained.codes = qe_at(frame->slot[kind].at, layout.codes);
-    if (layout.scale_inv != layout.end) target.retained.scale_inv = (float *)(void *)qe_at(frame->slot[kind].at, layout.scale_inv);
+    if (layout.scale_inv != layout.end)
+        target.retained.scale_inv = (float *)(void *)qe_at(frame->slot[kind].at, layout.scale_inv);
     return target;
 }
 
@@ -148,7 +151,8 @@ static qe_status lower_forward(const qe_lowering *lowering) {
 }
 
 static qe_status lower_input_grad(const qe_lowering *lowering) {
-    if (qe_lowering_is_last_stage(lowering)) QE_TRY(qe_lower_head_input_grad(lowering, scratch_grad(lowering, lowering->last)));
+    if (qe_lowering_is_last_stage(lowering))
+        QE_TRY(qe_lower_head_input_grad(lowering, scratch_grad(lowering, lowering->last)));
     for (uint32_t decoder = lowering->last; decoder-- > lowering->first;)
         QE_TRY(qe_lower_decoder_input_grad(lowering, decoder));
     return qe_lowering_is_first_stage(lowering) ? qe_lower_embed_backward(lowering, scratch_grad(lowering, 0)) : QE_OK;

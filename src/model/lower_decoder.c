@@ -28,22 +28,29 @@ static qe_status emit(const qe_lowering *lowering, const qe_op *op, const qe_eff
 }
 
 /* Scratch written, the quantized tensor retained, its scale used and recorded. */
-static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear, int role) {
+static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear,
+                              int role) {
     qe_effects_work(effects, lowering->frame);
-    if (lowering->frame->training) qe_effects_borrow(effects, lowering->frame, role == QE_SCALE_X ? QE_SLOT_X : QE_SLOT_Y, 1);
+    if (lowering->frame->training)
+        qe_effects_borrow(effects, lowering->frame, role == QE_SCALE_X ? QE_SLOT_X : QE_SLOT_Y, 1);
     qe_effects_scale(effects, lowering->frame, qe_weight_linear(lowering->model, decoder, linear), role);
 }
 
-static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const float *x, qe_slot_kind x_slot, float *rstd) {
+static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const float *x,
+                               qe_slot_kind x_slot, float *rstd) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     int linear = gain == QE_GAIN_INPUT ? QE_LINEAR_QKV : QE_LINEAR_GATE_UP;
     uint32_t weight = qe_weight_gain(model, decoder, gain);
     qe_op op = {.kind = QE_OP_NORM_QUANTIZE};
     op.args.norm = (qe_args_norm){
-        .x = x, .gain = frame->weights[weight].master, .rstd = rstd,
+        .x = x,
+        .gain = frame->weights[weight].master,
+        .rstd = rstd,
         .target = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X),
-        .epsilon = model->config.norm_epsilon, .rows = model->tokens, .hidden = model->config.hidden,
+        .epsilon = model->config.norm_epsilon,
+        .rows = model->tokens,
+        .hidden = model->config.hidden,
     };
     qe_effects effects = {.count = 0};
     if (x_slot != QE_SLOT_I) qe_effects_borrow(&effects, frame, x_slot, 0);
@@ -60,9 +67,13 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     uint32_t weight = qe_weight_linear(model, decoder, linear);
     qe_op op = {.kind = QE_OP_LINEAR};
     op.args.linear = (qe_args_linear){
-        .x = scratch(lowering, lowering->work.decoded), .w = frame->weights[weight].cache_decoded,
-        .residual = residual, .y = y,
-        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear),
+        .x = scratch(lowering, lowering->work.decoded),
+        .w = frame->weights[weight].cache_decoded,
+        .residual = residual,
+        .y = y,
+        .rows = model->tokens,
+        .in = qe_linear_in(model, linear),
+        .out = qe_linear_out(model, linear),
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
@@ -77,10 +88,14 @@ static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
     const float *cosine = (const float *)(const void *)lowering->frame->constants;
     qe_op op = {.kind = QE_OP_ROPE};
     op.args.rope = (qe_args_rope){
-        .qkv = saved(places, places->at.qkv), .cosine = cosine,
+        .qkv = saved(places, places->at.qkv),
+        .cosine = cosine,
         .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
-        .rows = model->tokens, .sequence = model->config.sequence,
-        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+        .rows = model->tokens,
+        .sequence = model->config.sequence,
+        .heads = model->config.heads,
+        .kv_heads = model->config.kv_heads,
+        .head_dim = model->head_dim,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
@@ -91,10 +106,15 @@ static qe_status attention(const qe_lowering *lowering, const layer_places *plac
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_ATTENTION};
     op.args.attention = (qe_args_attention){
-        .qkv = saved(places, places->at.qkv), .lse = saved(places, places->at.lse),
-        .out = scratch(lowering, lowering->work.product), .scratch = scratch(lowering, lowering->work.attention),
-        .sequences = model->config.sequences, .sequence = model->config.sequence,
-        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+        .qkv = saved(places, places->at.qkv),
+        .lse = saved(places, places->at.lse),
+        .out = scratch(lowering, lowering->work.product),
+        .scratch = scratch(lowering, lowering->work.attention),
+        .sequences = model->config.sequences,
+        .sequence = model->config.sequence,
+        .heads = model->config.heads,
+        .kv_heads = model->config.kv_heads,
+        .head_dim = model->head_dim,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
@@ -102,10 +122,12 @@ static qe_status attention(const qe_lowering *lowering, const layer_places *plac
     return emit(lowering, &op, &effects);
 }
 
-static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const float *x, int x_slot) {
+static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const float *x,
+                          int x_slot) {
     qe_op op = {.kind = QE_OP_QUANTIZE};
     qe_quantize_target target = qe_lowering_target(lowering, decoder, linear, role);
-    op.args.quantize = (qe_args_quantize){.x = x, .rows = target.retained.rows, .columns = target.retained.columns, .target = target};
+    op.args.quantize =
+        (qe_args_quantize){.x = x, .rows = target.retained.rows, .columns = target.retained.columns, .target = target};
     qe_effects effects = {.count = 0};
     if (x_slot != QE_SLOT_KINDS) qe_effects_borrow(&effects, lowering->frame, (qe_slot_kind)x_slot, 0);
     quantized_effects(&effects, lowering, decoder, linear, role);
@@ -116,7 +138,9 @@ static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const lay
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_SWIGLU_QUANTIZE};
     op.args.swiglu = (qe_args_swiglu){
-        .gate_up = saved(places, places->at.gate_up), .rows = model->tokens, .ffn = model->config.ffn,
+        .gate_up = saved(places, places->at.gate_up),
+        .rows = model->tokens,
+        .ffn = model->config.ffn,
         .decoded_scratch = scratch(lowering, lowering->work.product),
         .target = qe_lowering_target(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X),
     };
@@ -135,10 +159,12 @@ qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_I, saved(&places, places.at.qkv), QE_SLOT_I));
     QE_TRY(rope(lowering, &places));
     QE_TRY(attention(lowering, &places));
-    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, scratch(lowering, lowering->work.product), QE_SLOT_KINDS));
+    QE_TRY(
+        quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, scratch(lowering, lowering->work.product), QE_SLOT_KINDS));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));
-    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_I, saved(&places, places.at.gate_up), QE_SLOT_I));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_I, saved(&places, places.at.gate_up),
+                          QE_SLOT_I));
     QE_TRY(swiglu(lowering, decoder, &places));
     return linear_forward(lowering, decoder, QE_LINEAR_DOWN, residual, QE_SLOT_I, qe_lowering_output(lowering, decoder),
                           qe_lowering_output_slot(lowering, decoder));
@@ -149,9 +175,12 @@ static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder
     uint32_t weight = qe_weight_linear(model, decoder, linear);
     qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
     op.args.linear_input_grad = (qe_args_linear_input_grad){
-        .dy = scratch(lowering, lowering->work.decoded), .w = lowering->frame->weights[weight].cache_decoded,
+        .dy = scratch(lowering, lowering->work.decoded),
+        .w = lowering->frame->weights[weight].cache_decoded,
         .dx = scratch(lowering, lowering->work.product),
-        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear),
+        .rows = model->tokens,
+        .in = qe_linear_in(model, linear),
+        .out = qe_linear_out(model, linear),
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, lowering->frame);
@@ -163,8 +192,11 @@ static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, 
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_SWIGLU_BACKWARD_QUANTIZE};
     op.args.swiglu_backward = (qe_args_swiglu_backward){
-        .gate_up = saved(places, places->at.gate_up), .dy = scratch(lowering, lowering->work.product),
-        .dgate_up = scratch(lowering, lowering->work.product_wide), .rows = model->tokens, .ffn = model->config.ffn,
+        .gate_up = saved(places, places->at.gate_up),
+        .dy = scratch(lowering, lowering->work.product),
+        .dgate_up = scratch(lowering, lowering->work.product_wide),
+        .rows = model->tokens,
+        .ffn = model->config.ffn,
         .target = qe_lowering_target(lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY),
     };
     qe_effects effects = {.count = 0};
@@ -189,10 +221,16 @@ static qe_status norm_backward(const qe_lowering *lowering, uint32_t decoder, in
     uint32_t weight = qe_weight_gain(model, decoder, gain);
     qe_op op = {.kind = QE_OP_NORM_BACKWARD};
     op.args.norm_backward = (qe_args_norm_backward){
-        .dy = scratch(lowering, lowering->work.product), .x = at->x, .rstd = at->rstd,
-        .gain = frame->weights[weight].master, .residual = at->residual, .dx = at->dx,
+        .dy = scratch(lowering, lowering->work.product),
+        .x = at->x,
+        .rstd = at->rstd,
+        .gain = frame->weights[weight].master,
+        .residual = at->residual,
+        .dx = at->dx,
         .gain_grad = frame->weights[weight].grad,
-        .rows = model->tokens, .hidden = model->config.hidden, .set = frame->set,
+        .rows = model->tokens,
+        .hidden = model->config.hidden,
+        .set = frame->set,
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
@@ -209,11 +247,16 @@ static qe_status attention_backward(const qe_lowering *lowering, const layer_pla
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_ATTENTION_BACKWARD};
     op.args.attention_backward = (qe_args_attention_backward){
-        .qkv = saved(places, places->at.qkv), .lse = saved(places, places->at.lse),
-        .dout = scratch(lowering, lowering->work.product), .dqkv = scratch(lowering, lowering->work.product_wide),
+        .qkv = saved(places, places->at.qkv),
+        .lse = saved(places, places->at.lse),
+        .dout = scratch(lowering, lowering->work.product),
+        .dqkv = scratch(lowering, lowering->work.product_wide),
         .scratch = scratch(lowering, lowering->work.attention),
-        .sequences = model->config.sequences, .sequence = model->config.sequence,
-        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+        .sequences = model->config.sequences,
+        .sequence = model->config.sequence,
+        .heads = model->config.heads,
+        .kv_heads = model->config.kv_heads,
+        .head_dim = model->head_dim,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
@@ -226,10 +269,14 @@ static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
     const float *cosine = (const float *)(const void *)lowering->frame->constants;
     qe_op op = {.kind = QE_OP_ROPE_BACKWARD_QUANTIZE};
     op.args.rope = (qe_args_rope){
-        .qkv = scratch(lowering, lowering->work.product_wide), .cosine = cosine,
+        .qkv = scratch(lowering, lowering->work.product_wide),
+        .cosine = cosine,
         .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
-        .rows = model->tokens, .sequence = model->config.sequence,
-        .heads = model->config.heads, .kv_heads = model->config.kv_heads, .head_dim = model->head_dim,
+        .rows = model->tokens,
+        .sequence = model->config.sequence,
+        .heads = model->config.heads,
+        .kv_heads = model->config.kv_heads,
+        .head_dim = model->head_dim,
         .target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY),
     };
     qe_effects effects = {.count = 0};
@@ -237,12 +284,18 @@ static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
     return emit(lowering, &op, &effects);
 }
 
-static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places, float *through) {
+static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places,
+                                         float *through) {
     int dy_slot;
     const float *dy = qe_lowering_dy(lowering, decoder, &dy_slot);
     norm_places norm = {
-        .x = saved(places, places->at.residual), .x_slot = QE_SLOT_I, .rstd = saved(places, places->at.rstd_post),
-        .residual = dy, .residual_slot = dy_slot, .dx = through, .dx_slot = QE_SLOT_KINDS,
+        .x = saved(places, places->at.residual),
+        .x_slot = QE_SLOT_I,
+        .rstd = saved(places, places->at.rstd_post),
+        .residual = dy,
+        .residual_slot = dy_slot,
+        .dx = through,
+        .dx_slot = QE_SLOT_KINDS,
     };
     QE_TRY(quantize(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY, dy, dy_slot));
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_DOWN));
@@ -251,10 +304,14 @@ static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t d
     return norm_backward(lowering, decoder, QE_GAIN_POST, &norm);
 }
 
-static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places, const float *through) {
+static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places,
+                                      const float *through) {
     norm_places norm = {
-        .x = qe_lowering_input(lowering, decoder), .x_slot = qe_lowering_input_slot(lowering, decoder),
-        .rstd = saved(places, places->at.rstd_input), .residual = through, .residual_slot = QE_SLOT_KINDS,
+        .x = qe_lowering_input(lowering, decoder),
+        .x_slot = qe_lowering_input_slot(lowering, decoder),
+        .rstd = saved(places, places->at.rstd_input),
+        .residual = through,
+        .residual_slot = QE_SLOT_KINDS,
     };
     norm.dx = qe_lowering_dx(lowering, decoder, &norm.dx_slot);
     QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_DY, through, QE_SLOT_KINDS));
@@ -267,7 +324,8 @@ static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t deco
 
 qe_status qe_lower_decoder_input_grad(const qe_lowering *lowering, uint32_t decoder) {
     layer_places places = places_of(lowering, decoder);
-    float *through = scratch(lowering, lowering->work.grad[decoder % 2]); /* where dx goes too, unless it leaves the stage */
+    float *through =
+        scratch(lowering, lowering->work.grad[decoder % 2]); /* where dx goes too, unless it leaves the stage */
     QE_TRY(feed_forward_input_grad(lowering, decoder, &places, through));
     return attention_input_grad(lowering, decoder, &places, through);
 }
@@ -280,9 +338,13 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
     op.args.linear_weight_grad = (qe_args_linear_weight_grad){
         .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).retained,
         .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).retained,
-        .scratch_x = scratch(lowering, lowering->work.decoded), .scratch_dy = scratch(lowering, lowering->work.decoded_dy),
+        .scratch_x = scratch(lowering, lowering->work.decoded),
+        .scratch_dy = scratch(lowering, lowering->work.decoded_dy),
         .grad = frame->weights[weight].grad,
-        .rows = model->tokens, .in = qe_linear_in(model, linear), .out = qe_linear_out(model, linear), .set = frame->set,
+        .rows = model->tokens,
+        .in = qe_linear_in(model, linear),
+        .out = qe_linear_out(model, linear),
+        .set = frame->set,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);

@@ -23,16 +23,23 @@ static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
     qe_scale_state *state = place->scale[QE_SCALE_W];
     qe_op op = {.kind = QE_OP_QUANTIZE_WEIGHT};
     op.args.quantize_weight = (qe_args_quantize_weight){
-        .w = place->master, .rows = info->rows, .columns = info->columns,
-        .target = {
-            .recipe = (uint8_t)model->recipe.kind, .format = (uint8_t)qe_model_format(model, 0),
-            .scale = state == NULL ? NULL : &state->scale,
-            .amax = state == NULL || !frame->training ? NULL : &state->amax,
-            .decoded = place->cache_decoded,
-            .retained = {.codes = place->cache_codes, .scale_inv = place->cache_scale_inv, .rows = info->rows, .columns = info->columns,
-                         .format = (uint8_t)qe_model_format(model, 0),
-                         .blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_TILE : QE_BLOCKING_TENSOR},
-        },
+        .w = place->master,
+        .rows = info->rows,
+        .columns = info->columns,
+        .target =
+            {
+                .recipe = (uint8_t)model->recipe.kind,
+                .format = (uint8_t)qe_model_format(model, 0),
+                .scale = state == NULL ? NULL : &state->scale,
+                .amax = state == NULL || !frame->training ? NULL : &state->amax,
+                .decoded = place->cache_decoded,
+                .retained = {.codes = place->cache_codes,
+                             .scale_inv = place->cache_scale_inv,
+                             .rows = info->rows,
+                             .columns = info->columns,
+                             .format = (uint8_t)qe_model_format(model, 0),
+                             .blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_TILE : QE_BLOCKING_TENSOR},
+            },
     };
     qe_effects effects = {.count = 0};
     qe_effects_weight_read(&effects, frame, weight);
@@ -61,9 +68,11 @@ qe_status qe_lower_embed_forward(const qe_lowering *lowering) {
     uint64_t begin = qe_saved_begin(model, frame->stage, frame->stages, lowering->first);
     qe_op op = {.kind = QE_OP_EMBED};
     op.args.embed = (qe_args_embed){
-        .tokens = frame->tokens, .table = frame->weights[qe_weight_embed()].master,
+        .tokens = frame->tokens,
+        .table = frame->weights[qe_weight_embed()].master,
         .y = in_slot(lowering, QE_SLOT_I, qe_saved_layout_of(model, begin, 1).input),
-        .tokens_count = model->tokens, .hidden = model->config.hidden,
+        .tokens_count = model->tokens,
+        .hidden = model->config.hidden,
     };
     qe_effects effects = {.count = 0};
     read_tokens(&effects, lowering);
@@ -77,8 +86,13 @@ qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) 
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_EMBED_BACKWARD};
     op.args.embed_backward = (qe_args_embed_backward){
-        .tokens = frame->tokens, .dy = dx, .grad = frame->weights[qe_weight_embed()].grad,
-        .tokens_count = model->tokens, .hidden = model->config.hidden, .vocab = model->config.vocab, .set = frame->set,
+        .tokens = frame->tokens,
+        .dy = dx,
+        .grad = frame->weights[qe_weight_embed()].grad,
+        .tokens_count = model->tokens,
+        .hidden = model->config.hidden,
+        .vocab = model->config.vocab,
+        .set = frame->set,
     };
     qe_effects effects = {.count = 0};
     read_tokens(&effects, lowering);
@@ -93,10 +107,13 @@ static qe_status final_norm(const qe_lowering *lowering) {
     uint32_t weight = qe_weight_final_gain(model);
     qe_op op = {.kind = QE_OP_NORM};
     op.args.norm = (qe_args_norm){
-        .x = qe_lowering_input(lowering, lowering->last), .gain = frame->weights[weight].master,
+        .x = qe_lowering_input(lowering, lowering->last),
+        .gain = frame->weights[weight].master,
         .rstd = in_slot(lowering, QE_SLOT_I, qe_head_rstd(model, frame->stages)),
         .y = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
-        .epsilon = model->config.norm_epsilon, .rows = model->tokens, .hidden = model->config.hidden,
+        .epsilon = model->config.norm_epsilon,
+        .rows = model->tokens,
+        .hidden = model->config.hidden,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
@@ -113,7 +130,9 @@ static qe_status head_linear(const qe_lowering *lowering) {
         .x = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
         .w = frame->weights[qe_weight_head(model)].master,
         .y = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab,
+        .rows = model->tokens,
+        .in = model->config.hidden,
+        .out = model->config.vocab,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
@@ -126,9 +145,13 @@ static qe_status cross_entropy(const qe_lowering *lowering) {
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_CROSS_ENTROPY};
     op.args.cross_entropy = (qe_args_cross_entropy){
-        .logits = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)), .targets = frame->targets,
-        .loss = frame->loss, .gradient_scale = frame->gradient_scale,
-        .rows = model->tokens, .vocab = model->config.vocab, .backward = frame->training,
+        .logits = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
+        .targets = frame->targets,
+        .loss = frame->loss,
+        .gradient_scale = frame->gradient_scale,
+        .rows = model->tokens,
+        .vocab = model->config.vocab,
+        .backward = frame->training,
     };
     qe_effects effects = {.count = 0};
     read_tokens(&effects, lowering);
@@ -150,8 +173,11 @@ static qe_status head_product_grad(const qe_lowering *lowering) {
     qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
     op.args.linear_input_grad = (qe_args_linear_input_grad){
         .dy = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-        .w = frame->weights[qe_weight_head(model)].master, .dx = scratch(lowering, lowering->work.product),
-        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab,
+        .w = frame->weights[qe_weight_head(model)].master,
+        .dx = scratch(lowering, lowering->work.product),
+        .rows = model->tokens,
+        .in = model->config.hidden,
+        .out = model->config.vocab,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
@@ -167,10 +193,15 @@ qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
     QE_TRY(head_product_grad(lowering));
     qe_op op = {.kind = QE_OP_NORM_BACKWARD};
     op.args.norm_backward = (qe_args_norm_backward){
-        .dy = scratch(lowering, lowering->work.product), .x = qe_lowering_input(lowering, lowering->last),
+        .dy = scratch(lowering, lowering->work.product),
+        .x = qe_lowering_input(lowering, lowering->last),
         .rstd = in_slot(lowering, QE_SLOT_I, qe_head_rstd(model, frame->stages)),
-        .gain = frame->weights[weight].master, .dx = dx, .gain_grad = frame->weights[weight].grad,
-        .rows = model->tokens, .hidden = model->config.hidden, .set = frame->set,
+        .gain = frame->weights[weight].master,
+        .dx = dx,
+        .gain_grad = frame->weights[weight].grad,
+        .rows = model->tokens,
+        .hidden = model->config.hidden,
+        .set = frame->set,
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
@@ -187,11 +218,18 @@ qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
     qe_op op = {.kind = QE_OP_LINEAR_WEIGHT_GRAD};
     op.args.linear_weight_grad = (qe_args_linear_weight_grad){
         .x = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
-              .rows = model->tokens, .columns = model->config.hidden, .format = QE_FORMAT_FP32},
+              .rows = model->tokens,
+              .columns = model->config.hidden,
+              .format = QE_FORMAT_FP32},
         .dy = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-               .rows = model->tokens, .columns = model->config.vocab, .format = QE_FORMAT_FP32},
+               .rows = model->tokens,
+               .columns = model->config.vocab,
+               .format = QE_FORMAT_FP32},
         .grad = frame->weights[weight].grad,
-        .rows = model->tokens, .in = model->config.hidden, .out = model->config.vocab, .set = frame->set,
+        .rows = model->tokens,
+        .in = model->config.hidden,
+        .out = model->config.vocab,
+        .set = frame->set,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);

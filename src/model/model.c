@@ -53,7 +53,8 @@ static qe_weight_info weight_info(const char *name, uint32_t rows, uint32_t colu
 
 static void decoder_weights(qe_model *model, uint32_t decoder) {
     static const char *const gains[QE_GAINS] = {"input_layernorm", "post_attention_layernorm"};
-    static const char *const linears[QE_LINEARS] = {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"};
+    static const char *const linears[QE_LINEARS] = {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj",
+                                                    "mlp.down_proj"};
     char name[QE_NAME_BYTES];
     for (int gain = 0; gain < QE_GAINS; gain++) {
         snprintf(name, sizeof name, "model.layers.%u.%s", decoder, gains[gain]);
@@ -85,8 +86,9 @@ static void add_parameter(qe_model *model, uint32_t weight, const char *part, ui
     memset(parameter, 0, sizeof *parameter);
     const char *dot = strrchr(info->name, '.');
     int prefix = part == NULL || dot == NULL ? (int)strlen(info->name) : (int)(dot - info->name);
-    int length = part == NULL ? snprintf(parameter->name, sizeof parameter->name, "%s.weight", info->name)
-                              : snprintf(parameter->name, sizeof parameter->name, "%.*s.%s.weight", prefix, info->name, part);
+    int length = part == NULL
+                     ? snprintf(parameter->name, sizeof parameter->name, "%s.weight", info->name)
+                     : snprintf(parameter->name, sizeof parameter->name, "%.*s.%s.weight", prefix, info->name, part);
     QE_ASSERT(length < (int)sizeof parameter->name);
     parameter->weight = weight;
     parameter->row_begin = begin;
@@ -122,7 +124,8 @@ static void all_parameters(qe_model *model) {
     qsort(model->parameters, model->parameter_count, sizeof *model->parameters, by_name);
 }
 
-qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out, qe_error *error_out) {
+qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out,
+                          qe_error *error_out) {
     QE_TRY(config_check(config, error_out));
     qe_model *model = calloc(1, sizeof *model);
     if (model == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the model");
@@ -133,10 +136,12 @@ qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe
     model->tokens = config->sequences * config->sequence;
     model->weight_count = config->layers * WEIGHTS_PER_DECODER + WEIGHTS_OUTSIDE;
     model->weights = calloc(model->weight_count, sizeof *model->weights);
-    model->parameters = calloc((size_t)config->layers * PARAMETERS_PER_DECODER + WEIGHTS_OUTSIDE, sizeof *model->parameters);
+    model->parameters =
+        calloc((size_t)config->layers * PARAMETERS_PER_DECODER + WEIGHTS_OUTSIDE, sizeof *model->parameters);
     if (model->weights == NULL || model->parameters == NULL) {
         qe_model_destroy(model);
-        return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer layers", "no memory for %u weights", model->weight_count);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer layers", "no memory for %u weights",
+                            model->weight_count);
     }
     all_weights(model);
     all_parameters(model);
@@ -164,7 +169,8 @@ const qe_parameter *qe_model_parameter(const qe_model *model, uint32_t index) {
 
 uint64_t qe_model_scalar_count(const qe_model *model) {
     uint64_t count = 0;
-    for (uint32_t i = 0; i < model->weight_count; i++) count += (uint64_t)model->weights[i].rows * model->weights[i].columns;
+    for (uint32_t i = 0; i < model->weight_count; i++)
+        count += (uint64_t)model->weights[i].rows * model->weights[i].columns;
     return count;
 }
 
@@ -180,7 +186,8 @@ void qe_model_initialize(const qe_model *model, uint32_t index, uint64_t seed, f
         return;
     }
     /* Sums into the residual stream grow with depth; the usual cure is to start their writers smaller. */
-    float deviation = writes_residual(parameter->name) ? initial_deviation / sqrtf(2.0f * (float)model->config.layers) : initial_deviation;
+    float deviation = writes_residual(parameter->name) ? initial_deviation / sqrtf(2.0f * (float)model->config.layers)
+                                                       : initial_deviation;
     qe_prng prng = qe_prng_make(seed, parameter->name);
     qe_prng_normal_fill(&prng, 0, deviation, count, values_out);
 }

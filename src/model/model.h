@@ -19,12 +19,12 @@ struct qe_model {
 
 /* Byte offsets in the scratch of the compute stream. */
 typedef struct qe_work_layout {
-    uint64_t decoded;      /* [T, widest] the quantized operand of the next product */
-    uint64_t decoded_dy;   /* [T, widest] second operand of a weight gradient */
-    uint64_t product;      /* [T, widest] result of a product */
+    uint64_t decoded; /* [T, widest] the quantized operand of the next product */
+    uint64_t decoded_dy; /* [T, widest] second operand of a weight gradient */
+    uint64_t product; /* [T, widest] result of a product */
     uint64_t product_wide; /* [T, widest] gradient before it is quantized */
-    uint64_t grad[2];      /* [T, hidden] gradient of the residual stream, in turns */
-    uint64_t attention;    /* scratch of one head */
+    uint64_t grad[2]; /* [T, hidden] gradient of the residual stream, in turns */
+    uint64_t attention; /* scratch of one head */
     uint64_t bytes;
 } qe_work_layout;
 qe_work_layout qe_work_layout_of(const qe_model *model);
@@ -62,7 +62,8 @@ qe_format qe_model_format(const qe_model *model, int gradient);
 uint64_t qe_saved_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder);
 /* Does the layer right behind `decoder`'s predecessor keep its own input in slot I (not in IN_F)? */
 int qe_saved_with_input(uint32_t stage, uint32_t first, uint32_t decoder);
-uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder, int linear, qe_slot_kind kind);
+uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder, int linear,
+                           qe_slot_kind kind);
 
 /* Head layout: in slot I [input?][rstd], in slot X [xn][logits]. */
 uint64_t qe_head_input(const qe_model *model, uint32_t stages);
@@ -112,7 +113,8 @@ const float *qe_lowering_input(const qe_lowering *lowering, uint32_t decoder); /
 float *qe_lowering_output(const qe_lowering *lowering, uint32_t decoder);
 qe_slot_kind qe_lowering_input_slot(const qe_lowering *lowering, uint32_t decoder);
 qe_slot_kind qe_lowering_output_slot(const qe_lowering *lowering, uint32_t decoder);
-/* Gradient arriving at the output of `decoder`, and the one it hands to its input; *slot_out: QE_SLOT_KINDS = scratch. */
+/* Gradient arriving at the output of `decoder`,
+and the one it hands to its input; *slot_out: QE_SLOT_KINDS = scratch. */
 const float *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
 float *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
 

@@ -11,7 +11,8 @@ double qe_learning_rate_at(const qe_learning_rate *rate, uint64_t step) {
 
 qe_adamw qe_optimizer_step(const qe_optimizer *optimizer, uint64_t step, double gradient_norm) {
     double clip = 1.0;
-    if (optimizer->clip_norm > 0) clip = fmin(1.0, optimizer->clip_norm / (gradient_norm + 1e-6)); /* as PyTorch's clip_grad_norm_ */
+    if (optimizer->clip_norm > 0)
+        clip = fmin(1.0, optimizer->clip_norm / (gradient_norm + 1e-6)); /* as PyTorch's clip_grad_norm_ */
     return (qe_adamw){
         .learning_rate = (float)qe_learning_rate_at(&optimizer->rate, step),
         .beta1 = (float)optimizer->beta1,

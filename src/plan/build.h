@@ -6,16 +6,16 @@
 
 /* A message on a directed edge, in the sender's order. */
 typedef struct qe_message {
-    uint16_t stage;      /* of the producer */
+    uint16_t stage; /* of the producer */
     uint32_t microbatch;
 } qe_message;
 
 /* One direction of traffic into or out of a rank. */
 typedef struct qe_edge {
     uint32_t peer;
-    uint8_t backward;    /* lane: 0 activations, 1 gradients */
+    uint8_t backward; /* lane: 0 activations, 1 gradients */
     uint8_t outgoing;
-    uint32_t stream;     /* program stream */
+    uint32_t stream; /* program stream */
     qe_message *messages; /* incoming only: what the peer sends, in its order */
     uint32_t message_count, posted;
 } qe_edge;
@@ -25,16 +25,16 @@ typedef struct qe_draft {
     qe_item item;
     uint32_t unit, op;
     uint32_t first_effect, effect_count;
-    uint32_t event;      /* recorded right behind it; QE_NONE: none */
+    uint32_t event; /* recorded right behind it; QE_NONE: none */
     uint32_t first_wait, wait_count;
 } qe_draft;
 
 /* Free list of one pool while slots are handed out in program order. */
 typedef struct qe_pool_state {
-    uint8_t *live;          /* [microbatches] by slot index */
-    uint32_t *generation;   /* [microbatches] last generation of a slot index */
-    uint32_t *slot_of;      /* [microbatches] slot index of a live microbatch */
-    uint32_t deferred;      /* outgoing pools: freed one release later, so that a send overlaps the next result */
+    uint8_t *live; /* [microbatches] by slot index */
+    uint32_t *generation; /* [microbatches] last generation of a slot index */
+    uint32_t *slot_of; /* [microbatches] slot index of a live microbatch */
+    uint32_t deferred; /* outgoing pools: freed one release later, so that a send overlaps the next result */
 } qe_pool_state;
 
 typedef struct qe_build {
@@ -49,12 +49,12 @@ typedef struct qe_build {
     uint32_t draft_count, draft_capacity;
     qe_effect *effects;
     uint32_t effect_count, effect_capacity;
-    uint32_t *waits;            /* events, by draft */
+    uint32_t *waits; /* events, by draft */
     uint32_t wait_count, wait_capacity;
-    uint8_t *filled;            /* [stages] weight caches filled this step */
-    uint8_t *deposited;         /* [stages * 2] by I, by W */
+    uint8_t *filled; /* [stages] weight caches filled this step */
+    uint8_t *deposited; /* [stages * 2] by I, by W */
     uint32_t current_unit;
-    int unbounded_sends;        /* every message has a slot of its own */
+    int unbounded_sends; /* every message has a slot of its own */
     uint32_t take_begin, commit_begin, exit_begin; /* draft indices */
     qe_error *error;
 } qe_build;
@@ -70,7 +70,8 @@ void qe_build_attach(qe_build *build, qe_unit *unit, qe_slot_kind kind);
 void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind);
 void qe_build_pools_deinit(qe_build *build);
 /* Adds a slot effect of the unit to a draft's effects. */
-qe_status qe_build_slot_effect(qe_build *build, const qe_unit *unit, qe_slot_kind kind, qe_effect_kind effect_kind, int write, qe_effect *effect_out);
+qe_status qe_build_slot_effect(qe_build *build, const qe_unit *unit, qe_slot_kind kind, qe_effect_kind effect_kind,
+                               int write, qe_effect *effect_out);
 /* plan_edges.c */
 qe_status qe_build_edges(qe_build *build);
 void qe_build_edges_deinit(qe_build *build);

@@ -10,7 +10,8 @@ const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_sl
     return NULL;
 }
 
-void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind, uint32_t *stage_out, qe_slot_kind *kind_out) {
+void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind, uint32_t *stage_out,
+                          qe_slot_kind *kind_out) {
     *stage_out = stage;
     *kind_out = kind;
     if (kind == QE_SLOT_OUT_F && stage + 1 < plan->stages && plan->stage_rank[stage + 1] == plan->stage_rank[stage]) {
@@ -72,8 +73,14 @@ static qe_status rank_parts(qe_build *build) {
     return qe_build_program(build);
 }
 
-static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends, qe_error *error_out) {
-    qe_build build = {.plan = plan, .schedule = schedule, .rank = rank, .out = &plan->rank[rank], .unbounded_sends = unbounded_sends, .error = error_out};
+static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
+                             qe_error *error_out) {
+    qe_build build = {.plan = plan,
+                      .schedule = schedule,
+                      .rank = rank,
+                      .out = &plan->rank[rank],
+                      .unbounded_sends = unbounded_sends,
+                      .error = error_out};
     qe_program_init(&build.out->program);
     size_t pools = (size_t)plan->stages * QE_SLOT_KINDS;
     build.out->pools = calloc(pools, sizeof *build.out->pools);
@@ -85,7 +92,8 @@ static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_
     if (!build.out->pools || !build.out->places || !build.pool_states || !build.filled || !build.deposited)
         status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the plan of rank %u", rank);
     if (status == QE_OK) status = rank_parts(&build);
-    for (uint32_t i = 0; i < build.out->pool_count; i++) build.out->slot_bytes += build.out->pools[i].count * build.out->pools[i].slot_bytes;
+    for (uint32_t i = 0; i < build.out->pool_count; i++)
+        build.out->slot_bytes += build.out->pools[i].count * build.out->pools[i].slot_bytes;
     build_deinit(&build);
     return status;
 }
@@ -109,29 +117,35 @@ static qe_status certify(const qe_plan *plan, qe_violations *violations_out, qe_
     return QE_OK;
 }
 
-static qe_status sizes_check(const qe_schedule *schedule, const qe_model_ops *ops, const void *model, qe_error *error_out) {
+static qe_status sizes_check(const qe_schedule *schedule, const qe_model_ops *ops, const void *model,
+                             qe_error *error_out) {
     uint32_t most = ops->stages_max(model);
     if (schedule->stages > most)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use fewer ranks or chunks, or a model with more layers",
                             "%u stages for a model of %u layers; a stage needs a layer", schedule->stages, most);
     if (schedule->ranks > QE_RANKS_MAX)
-        return qe_error_set(error_out, QE_ERROR_LIMIT, "use fewer ranks", "%u ranks; at most %d run in one process", schedule->ranks, QE_RANKS_MAX);
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "use fewer ranks", "%u ranks; at most %d run in one process",
+                            schedule->ranks, QE_RANKS_MAX);
     return QE_OK;
 }
 
-static qe_status plan_fill(qe_plan *plan, const qe_schedule *schedule, qe_violations *violations_out, qe_error *error_out) {
+static qe_status plan_fill(qe_plan *plan, const qe_schedule *schedule, qe_violations *violations_out,
+                           qe_error *error_out) {
     plan->rank = calloc(plan->ranks, sizeof *plan->rank);
     plan->stage_rank = malloc(plan->stages * sizeof *plan->stage_rank);
-    if (plan->rank == NULL || plan->stage_rank == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a plan of %u ranks", plan->ranks);
+    if (plan->rank == NULL || plan->stage_rank == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a plan of %u ranks", plan->ranks);
     memcpy(plan->stage_rank, schedule->stage_rank, plan->stages * sizeof *plan->stage_rank);
     qe_status status = ranks_create(plan, schedule, 0, error_out);
-    if (status == QE_CONTRACT) status = ranks_create(plan, schedule, 1, error_out); /* two outgoing slots were too few */
+    if (status == QE_CONTRACT)
+        status = ranks_create(plan, schedule, 1, error_out); /* two outgoing slots were too few */
     QE_TRY(status);
     return certify(plan, violations_out, error_out);
 }
 
-qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, const void *model, const qe_plan_options *options,
-                         qe_plan **plan_out, qe_violations *violations_out, qe_counterexample *counterexample_out, qe_error *error_out) {
+qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, const void *model,
+                         const qe_plan_options *options, qe_plan **plan_out, qe_violations *violations_out,
+                         qe_counterexample *counterexample_out, qe_error *error_out) {
     memset(violations_out, 0, sizeof *violations_out);
     memset(counterexample_out, 0, sizeof *counterexample_out);
     QE_TRY(qe_schedule_check(schedule, counterexample_out, error_out));

@@ -6,14 +6,14 @@
 #include "plan/build.h"
 
 typedef struct stream_walk {
-    uint32_t *items;      /* item indices of the stream, in order */
+    uint32_t *items; /* item indices of the stream, in order */
     uint32_t count, next;
 } stream_walk;
 
 typedef struct rank_walk {
     const qe_rank_plan *plan;
     stream_walk streams[QE_STREAMS_MAX];
-    uint8_t *recorded;    /* [event_count] */
+    uint8_t *recorded; /* [event_count] */
 } rank_walk;
 
 static const qe_unit *unit_at(const rank_walk *rank, uint32_t item) {
@@ -90,7 +90,8 @@ static uint32_t advance(rank_walk *ranks, uint32_t rank, stream_walk *stream) {
 static uint32_t pass(rank_walk *ranks, uint32_t rank_count) {
     uint32_t done = 0;
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        for (uint32_t s = 0; s < ranks[rank].plan->program.stream_count; s++) done += advance(ranks, rank, &ranks[rank].streams[s]);
+        for (uint32_t s = 0; s < ranks[rank].plan->program.stream_count; s++)
+            done += advance(ranks, rank, &ranks[rank].streams[s]);
     return done;
 }
 
@@ -100,7 +101,8 @@ static qe_status verdict(const rank_walk *ranks, uint32_t rank_count, qe_error *
             const stream_walk *stream = &ranks[rank].streams[s];
             if (stream->next == stream->count) continue;
             const qe_unit *unit = unit_at(&ranks[rank], stream->items[stream->next]);
-            return qe_error_set(error_out, QE_CONTRACT, NULL, "streams wait for each other: rank %u, stream %s stops at stage %u, microbatch %u",
+            return qe_error_set(error_out, QE_CONTRACT, NULL,
+                                "streams wait for each other: rank %u, stream %s stops at stage %u, microbatch %u",
                                 rank, ranks[rank].plan->program.streams[s].name, unit->stage, unit->microbatch);
         }
     return QE_OK;
@@ -109,9 +111,12 @@ static qe_status verdict(const rank_walk *ranks, uint32_t rank_count, qe_error *
 qe_status qe_plan_deadlock_check(const qe_plan *plan, qe_error *error_out) {
     rank_walk *ranks = calloc(plan->ranks, sizeof *ranks);
     int failed = ranks == NULL;
-    for (uint32_t rank = 0; !failed && rank < plan->ranks; rank++) failed = walk_init(&ranks[rank], &plan->rank[rank]) != 0;
+    for (uint32_t rank = 0; !failed && rank < plan->ranks; rank++)
+        failed = walk_init(&ranks[rank], &plan->rank[rank]) != 0;
     qe_status status = QE_OK;
-    if (failed) status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to check %u ranks for deadlock", plan->ranks);
+    if (failed)
+        status =
+            qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to check %u ranks for deadlock", plan->ranks);
     else {
         while (pass(ranks, plan->ranks) > 0) continue;
         status = verdict(ranks, plan->ranks, error_out);

@@ -6,8 +6,11 @@
 
 /* Does this action send, over `backward`, to `to`? */
 static int sends_to(const qe_plan *plan, const qe_action *action, int backward, uint32_t to) {
-    if (!backward) return action->kind == QE_ACTION_F && action->stage + 1u < plan->stages && plan->stage_rank[action->stage + 1] == to;
-    return (action->kind == QE_ACTION_I || action->kind == QE_ACTION_B) && action->stage > 0 && plan->stage_rank[action->stage - 1] == to;
+    if (!backward)
+        return action->kind == QE_ACTION_F && action->stage + 1u < plan->stages &&
+               plan->stage_rank[action->stage + 1] == to;
+    return (action->kind == QE_ACTION_I || action->kind == QE_ACTION_B) && action->stage > 0 &&
+           plan->stage_rank[action->stage - 1] == to;
 }
 
 static qe_status add_stream(qe_build *build, qe_edge *edge) {
@@ -37,10 +40,12 @@ static qe_status add_edge(qe_build *build, uint32_t peer, int backward, int outg
         return qe_error_set(build->error, QE_ERROR_LIMIT, "use a schedule whose stages talk to fewer ranks",
                             "rank %u talks to more than %d neighbours", build->rank, QE_STREAMS_MAX);
     qe_edge *edge = &build->edges[build->edge_count];
-    *edge = (qe_edge){.peer = peer, .backward = (uint8_t)backward, .outgoing = (uint8_t)outgoing, .message_count = count};
+    *edge =
+        (qe_edge){.peer = peer, .backward = (uint8_t)backward, .outgoing = (uint8_t)outgoing, .message_count = count};
     if (!outgoing) {
         edge->messages = malloc(count * sizeof *edge->messages);
-        if (edge->messages == NULL) return qe_error_set(build->error, QE_ERROR_MEMORY, NULL, "no memory for %u messages", count);
+        if (edge->messages == NULL)
+            return qe_error_set(build->error, QE_ERROR_MEMORY, NULL, "no memory for %u messages", count);
         list_messages(build, from, to, backward, edge->messages);
     }
     build->edge_count++;

@@ -86,6 +86,7 @@ qe_status qe_build_objects(qe_build *build) {
     QE_TRY(add_buffer(build, "norms", plan->weight_count * sizeof(double), &out->norms_object));
     out->scratch_object = QE_NONE;
     if (plan->options.placement == QE_GRADIENT_COPY)
-        QE_TRY(add_buffer(build, "grad_scratch", plan->weight_count, &out->scratch_object)); /* one byte stands for a weight */
+        QE_TRY(add_buffer(build, "grad_scratch", plan->weight_count,
+                          &out->scratch_object)); /* one byte stands for a weight */
     return add_weights(build);
 }

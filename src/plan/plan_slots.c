@@ -17,7 +17,8 @@ static int pool_exists(const qe_plan *plan, uint32_t stage, qe_slot_kind kind) {
     uint32_t owner;
     qe_slot_kind owner_kind;
     qe_plan_resolve_slot(plan, stage, kind, &owner, &owner_kind);
-    return owner == stage && owner_kind == kind && plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind) > 0;
+    return owner == stage && owner_kind == kind &&
+           plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind) > 0;
 }
 
 static qe_status pool_init(qe_build *build, uint32_t stage, qe_slot_kind kind) {
@@ -33,7 +34,8 @@ static qe_status pool_init(qe_build *build, uint32_t stage, qe_slot_kind kind) {
     state->slot_of = malloc(plan->microbatches * sizeof *state->slot_of);
     build->out->pool_count++;
     if (pool->objects == NULL || state->live == NULL || state->generation == NULL || state->slot_of == NULL)
-        return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches", "no memory for a slot pool of %u microbatches", plan->microbatches);
+        return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches",
+                            "no memory for a slot pool of %u microbatches", plan->microbatches);
     memset(state->slot_of, 0xff, plan->microbatches * sizeof *state->slot_of);
     state->deferred = QE_NONE;
     return QE_OK;
@@ -124,14 +126,19 @@ void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
     if (is_outgoing(&build->out->pools[index])) state->deferred = slot;
 }
 
-qe_status qe_build_slot_effect(qe_build *build, const qe_unit *unit, qe_slot_kind kind, qe_effect_kind effect_kind, int write, qe_effect *effect_out) {
+qe_status qe_build_slot_effect(qe_build *build, const qe_unit *unit, qe_slot_kind kind, qe_effect_kind effect_kind,
+                               int write, qe_effect *effect_out) {
     uint32_t index = pool_index(build, unit, kind);
     QE_ASSERT(index != QE_NONE);
     const qe_pool *pool = &build->out->pools[index];
     QE_ASSERT(unit->slot[kind] < pool->count);
     *effect_out = (qe_effect){
-        .object = pool->objects[unit->slot[kind]], .kind = (uint8_t)effect_kind, .write = write != 0,
-        .stage = pool->stage, .microbatch = unit->microbatch, .version = unit->generation[kind],
+        .object = pool->objects[unit->slot[kind]],
+        .kind = (uint8_t)effect_kind,
+        .write = write != 0,
+        .stage = pool->stage,
+        .microbatch = unit->microbatch,
+        .version = unit->generation[kind],
     };
     return QE_OK;
 }

@@ -9,8 +9,8 @@
 #include "plan/build.h"
 
 typedef struct object_access {
-    uint32_t write_stream, write_position;      /* position 0: none */
-    uint32_t read_position[QE_STREAMS_MAX];     /* last read on each stream since the write */
+    uint32_t write_stream, write_position; /* position 0: none */
+    uint32_t read_position[QE_STREAMS_MAX]; /* last read on each stream since the write */
 } object_access;
 
 typedef struct sync_state {
@@ -18,7 +18,7 @@ typedef struct sync_state {
     object_access *objects;
     uint32_t position[QE_STREAMS_MAX];
     uint32_t clock[QE_STREAMS_MAX][QE_STREAMS_MAX]; /* [stream][other]: what stream knows to be done */
-    uint32_t (*after)[QE_STREAMS_MAX];          /* [drafts] the stream's clock behind the draft */
+    uint32_t (*after)[QE_STREAMS_MAX]; /* [drafts] the stream's clock behind the draft */
     uint32_t *drafts_by_stream[QE_STREAMS_MAX]; /* draft at position - 1 */
 } sync_state;
 
@@ -43,7 +43,8 @@ static void collect(const sync_state *state, const qe_draft *draft, uint32_t *ne
     for (uint32_t i = 0; i < draft->effect_count; i++) {
         const qe_effect *effect = &state->build->effects[draft->first_effect + i];
         const object_access *access = &state->objects[effect->object];
-        if (access->write_position > 0) need(needed, state, draft->item.stream, access->write_stream, access->write_position);
+        if (access->write_position > 0)
+            need(needed, state, draft->item.stream, access->write_stream, access->write_position);
         if (is_read(effect)) continue;
         for (uint32_t other = 0; other < QE_STREAMS_MAX; other++)
             need(needed, state, draft->item.stream, other, access->read_position[other]);
@@ -53,9 +54,11 @@ static void collect(const sync_state *state, const qe_draft *draft, uint32_t *ne
 static qe_status wait_for(sync_state *state, qe_draft *draft, uint32_t other, uint32_t position) {
     qe_build *build = state->build;
     uint32_t producer = state->drafts_by_stream[other][position - 1];
-    if (build->drafts[producer].event == QE_NONE) build->drafts[producer].event = qe_program_add_event(&build->out->program);
+    if (build->drafts[producer].event == QE_NONE)
+        build->drafts[producer].event = qe_program_add_event(&build->out->program);
     if (qe_build_grow((void **)&build->waits, build->wait_count, &build->wait_capacity, sizeof *build->waits) != 0)
-        return qe_error_set(build->error, QE_ERROR_MEMORY, NULL, "no memory for the event edges of rank %u", build->rank);
+        return qe_error_set(build->error, QE_ERROR_MEMORY, NULL, "no memory for the event edges of rank %u",
+                            build->rank);
     build->waits[build->wait_count++] = build->drafts[producer].event;
     draft->wait_count++;
     uint32_t *mine = state->clock[draft->item.stream];
@@ -113,7 +116,8 @@ static void state_deinit(sync_state *state) {
     for (uint32_t s = 0; s < QE_STREAMS_MAX; s++) free(state->drafts_by_stream[s]);
 }
 
-static qe_status add_item(qe_build *build, const qe_item *item, const qe_effect *effects, uint32_t count, uint32_t op, uint32_t unit) {
+static qe_status add_item(qe_build *build, const qe_item *item, const qe_effect *effects, uint32_t count, uint32_t op,
+                          uint32_t unit) {
     uint32_t index;
     QE_TRY(qe_program_add_item(&build->out->program, item, effects, count, &index, build->error));
     build->out->item_op[index] = op;
@@ -128,7 +132,8 @@ static qe_status write_draft(qe_build *build, const qe_draft *draft) {
         edge.event = build->waits[draft->first_wait + i];
         QE_TRY(add_item(build, &edge, NULL, 0, QE_NONE, draft->unit));
     }
-    QE_TRY(add_item(build, &draft->item, &build->effects[draft->first_effect], draft->effect_count, draft->op, draft->unit));
+    QE_TRY(add_item(build, &draft->item, &build->effects[draft->first_effect], draft->effect_count, draft->op,
+                    draft->unit));
     if (draft->event == QE_NONE) return QE_OK;
     edge.kind = QE_ITEM_RECORD;
     edge.event = draft->event;

@@ -20,11 +20,13 @@ int qe_build_grow(void **array, uint32_t count, uint32_t *capacity, size_t eleme
 }
 
 static qe_status no_memory(qe_build *build) {
-    return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches or stages", "no memory for the plan of rank %u", build->rank);
+    return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches or stages",
+                        "no memory for the plan of rank %u", build->rank);
 }
 
 static qe_status add_effect(qe_build *build, const qe_effect *effect) {
-    if (qe_build_grow((void **)&build->effects, build->effect_count, &build->effect_capacity, sizeof *build->effects) != 0)
+    if (qe_build_grow((void **)&build->effects, build->effect_count, &build->effect_capacity, sizeof *build->effects) !=
+        0)
         return no_memory(build);
     build->effects[build->effect_count++] = *effect;
     return QE_OK;
@@ -34,8 +36,13 @@ qe_status qe_build_draft(qe_build *build, const char *label, const qe_effect *ef
     const qe_unit *unit = &build->out->units[build->current_unit];
     if (qe_build_grow((void **)&build->drafts, build->draft_count, &build->draft_capacity, sizeof *build->drafts) != 0)
         return no_memory(build);
-    qe_draft draft = {.unit = build->current_unit, .op = build->out->op_count, .event = QE_NONE, .first_effect = build->effect_count};
-    draft.item = (qe_item){.kind = QE_ITEM_OP, .stage = unit->stage, .microbatch = unit->microbatch, .stream = unit->stream, .event = QE_NONE};
+    qe_draft draft = {
+        .unit = build->current_unit, .op = build->out->op_count, .event = QE_NONE, .first_effect = build->effect_count};
+    draft.item = (qe_item){.kind = QE_ITEM_OP,
+                           .stage = unit->stage,
+                           .microbatch = unit->microbatch,
+                           .stream = unit->stream,
+                           .event = QE_NONE};
     QE_TRY(qe_program_add_label(&build->out->program, label, &draft.item.label, build->error));
     for (uint32_t i = 0; i < count; i++) QE_TRY(add_effect(build, &effects[i]));
     draft.effect_count = count;
@@ -56,7 +63,10 @@ static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effect
                 uint64_t place = build->out->program.objects[effects[i].object].weight;
                 uint32_t weight = 0;
                 while (build->out->places[weight].weight_object != place) weight++;
-                all[count++] = (qe_effect){.object = build->out->scratch_object, .kind = QE_EFFECT_BUFFER_WRITE, .begin = weight, .end = weight + 1u};
+                all[count++] = (qe_effect){.object = build->out->scratch_object,
+                                           .kind = QE_EFFECT_BUFFER_WRITE,
+                                           .begin = weight,
+                                           .end = weight + 1u};
                 break;
             }
     return qe_build_draft(build, qe_op_name(op->kind), all, count);
@@ -64,10 +74,16 @@ static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effect
 
 static qe_status open_unit(qe_build *build, qe_unit_kind kind, uint32_t stage, uint32_t microbatch, uint32_t stream) {
     qe_rank_plan *out = build->out;
-    if (qe_build_grow((void **)&out->units, out->unit_count, &out->unit_capacity, sizeof *out->units) != 0) return no_memory(build);
+    if (qe_build_grow((void **)&out->units, out->unit_count, &out->unit_capacity, sizeof *out->units) != 0)
+        return no_memory(build);
     qe_unit *unit = &out->units[out->unit_count];
-    *unit = (qe_unit){.kind = (uint8_t)kind, .stage = (uint16_t)stage, .microbatch = microbatch, .stream = stream,
-                      .weight = QE_NONE, .peer = QE_NONE, .first_op = out->op_count};
+    *unit = (qe_unit){.kind = (uint8_t)kind,
+                      .stage = (uint16_t)stage,
+                      .microbatch = microbatch,
+                      .stream = stream,
+                      .weight = QE_NONE,
+                      .peer = QE_NONE,
+                      .first_op = out->op_count};
     memset(unit->slot, 0xff, sizeof unit->slot);
     build->current_unit = out->unit_count++;
     return QE_OK;
@@ -101,7 +117,8 @@ static qe_status slot_effect(qe_build *build, qe_slot_kind kind, qe_effect_kind 
     if (unit->slot[kind] == QE_NONE) return QE_OK;
     qe_effect effect;
     QE_TRY(qe_build_slot_effect(build, unit, kind, effect_kind, 0, &effect));
-    uint32_t draft = effect_kind == QE_EFFECT_SLOT_ACQUIRE ? build->draft_count - unit->op_count : build->draft_count - 1;
+    uint32_t draft =
+        effect_kind == QE_EFFECT_SLOT_ACQUIRE ? build->draft_count - unit->op_count : build->draft_count - 1;
     return insert_effect(build, draft, &effect);
 }
 
@@ -126,8 +143,12 @@ static void claims(const qe_build *build, qe_unit_kind kind, uint32_t *acquired,
 static qe_status lower_unit(qe_build *build, qe_phase phase) {
     const qe_plan *plan = build->plan;
     qe_unit *unit = unit_now(build);
-    qe_frame frame = {.stage = unit->stage, .stages = plan->stages, .microbatch = unit->microbatch,
-                      .training = !plan->options.forward_only, .set = unit->set, .weights = build->out->places};
+    qe_frame frame = {.stage = unit->stage,
+                      .stages = plan->stages,
+                      .microbatch = unit->microbatch,
+                      .training = !plan->options.forward_only,
+                      .set = unit->set,
+                      .weights = build->out->places};
     qe_plan_frame_objects(plan, build->out, unit, &frame);
     qe_sink sink = {.context = build, .op = sink_op};
     QE_TRY(plan->model_ops->lower(plan->model, &frame, phase, &sink));
@@ -141,8 +162,10 @@ static qe_status compute_unit(qe_build *build, qe_unit_kind kind, const qe_actio
     QE_TRY(open_unit(build, kind, action->stage, action->microbatch, build->out->stream_compute));
     unit_now(build)->set = set != 0;
     for (int slot = 0; slot < QE_SLOT_KINDS; slot++) {
-        if (acquired & bits((qe_slot_kind)slot)) QE_TRY(qe_build_acquire(build, unit_now(build), (qe_slot_kind)slot));
-        else if (slot != QE_SLOT_OUT_F && slot != QE_SLOT_OUT_B) qe_build_attach(build, unit_now(build), (qe_slot_kind)slot);
+        if (acquired & bits((qe_slot_kind)slot))
+            QE_TRY(qe_build_acquire(build, unit_now(build), (qe_slot_kind)slot));
+        else if (slot != QE_SLOT_OUT_F && slot != QE_SLOT_OUT_B)
+            qe_build_attach(build, unit_now(build), (qe_slot_kind)slot);
     }
     QE_TRY(lower_unit(build, kind == QE_UNIT_F ? QE_PHASE_F : kind == QE_UNIT_I ? QE_PHASE_I : QE_PHASE_W));
     for (int slot = 0; slot < QE_SLOT_KINDS; slot++) {
@@ -195,16 +218,22 @@ static qe_status deposit_unit(qe_build *build, qe_unit_kind kind, const qe_actio
 
 static qe_status transfer_unit(qe_build *build, qe_unit_kind kind, qe_edge *edge, uint32_t stage, uint32_t microbatch) {
     int incoming = kind == QE_UNIT_RECV_F || kind == QE_UNIT_RECV_B;
-    qe_slot_kind slot = kind == QE_UNIT_RECV_F ? QE_SLOT_IN_F : kind == QE_UNIT_RECV_B ? QE_SLOT_IN_B
-                      : kind == QE_UNIT_SEND_F ? QE_SLOT_OUT_F : QE_SLOT_OUT_B;
+    qe_slot_kind slot = kind == QE_UNIT_RECV_F   ? QE_SLOT_IN_F
+                        : kind == QE_UNIT_RECV_B ? QE_SLOT_IN_B
+                        : kind == QE_UNIT_SEND_F ? QE_SLOT_OUT_F
+                                                 : QE_SLOT_OUT_B;
     QE_TRY(open_unit(build, kind, stage, microbatch, edge->stream));
     qe_unit *unit = unit_now(build);
     unit->peer = edge->peer;
-    if (incoming) QE_TRY(qe_build_acquire(build, unit, slot));
-    else qe_build_attach(build, unit, slot);
+    if (incoming)
+        QE_TRY(qe_build_acquire(build, unit, slot));
+    else
+        qe_build_attach(build, unit, slot);
     qe_effect effects[2];
-    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_ACQUIRE : QE_EFFECT_SLOT_BORROW, 0, &effects[0]));
-    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_BORROW : QE_EFFECT_SLOT_RELEASE, incoming, &effects[1]));
+    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_ACQUIRE : QE_EFFECT_SLOT_BORROW, 0,
+                                &effects[0]));
+    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_BORROW : QE_EFFECT_SLOT_RELEASE, incoming,
+                                &effects[1]));
     QE_TRY(qe_build_draft(build, qe_op_name(incoming ? QE_OP_RECV : QE_OP_SEND), effects, 2));
     close_unit(build);
     if (!incoming) qe_build_release(build, unit, slot);
@@ -218,7 +247,8 @@ static qe_status post_until(qe_build *build, qe_edge *edge, uint32_t stage, uint
             for (; edge->posted <= i; edge->posted++) {
                 const qe_message *message = &edge->messages[edge->posted];
                 uint32_t consumer = edge->backward ? message->stage - 1u : message->stage + 1u;
-                QE_TRY(transfer_unit(build, edge->backward ? QE_UNIT_RECV_B : QE_UNIT_RECV_F, edge, consumer, message->microbatch));
+                QE_TRY(transfer_unit(build, edge->backward ? QE_UNIT_RECV_B : QE_UNIT_RECV_F, edge, consumer,
+                                     message->microbatch));
             }
             return QE_OK;
         }
@@ -228,10 +258,12 @@ static qe_status post_until(qe_build *build, qe_edge *edge, uint32_t stage, uint
 static qe_status receive_for(qe_build *build, const qe_action *action) {
     const qe_plan *plan = build->plan;
     if (action->kind == QE_ACTION_F && action->stage > 0 && plan->stage_rank[action->stage - 1] != build->rank)
-        return post_until(build, qe_build_edge(build, plan->stage_rank[action->stage - 1], 0, 0), action->stage - 1u, action->microbatch);
+        return post_until(build, qe_build_edge(build, plan->stage_rank[action->stage - 1], 0, 0), action->stage - 1u,
+                          action->microbatch);
     int backward = action->kind == QE_ACTION_I || action->kind == QE_ACTION_B;
     if (backward && action->stage + 1u < plan->stages && plan->stage_rank[action->stage + 1] != build->rank)
-        return post_until(build, qe_build_edge(build, plan->stage_rank[action->stage + 1], 1, 0), action->stage + 1u, action->microbatch);
+        return post_until(build, qe_build_edge(build, plan->stage_rank[action->stage + 1], 1, 0), action->stage + 1u,
+                          action->microbatch);
     return QE_OK;
 }
 
@@ -303,7 +335,10 @@ static qe_status take_unit(qe_build *build, uint32_t weight, uint32_t stage) {
     unit_now(build)->weight = weight;
     qe_effect effects[2] = {
         {.object = build->out->places[weight].grad_object, .kind = QE_EFFECT_GRAD_TAKE},
-        {.object = build->out->norms_object, .kind = QE_EFFECT_BUFFER_WRITE, .begin = weight * sizeof(double), .end = (weight + 1) * sizeof(double)},
+        {.object = build->out->norms_object,
+         .kind = QE_EFFECT_BUFFER_WRITE,
+         .begin = weight * sizeof(double),
+         .end = (weight + 1) * sizeof(double)},
     };
     QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_GRAD_NORM), effects, 2));
     close_unit(build);

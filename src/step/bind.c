@@ -33,12 +33,18 @@ static char *slot_address(const qe_binding *binding, const qe_unit *unit, qe_slo
 static qe_frame frame_of(const qe_rank *rank, const qe_binding *binding, const qe_unit *unit) {
     const qe_plan *plan = binding->plan;
     uint64_t tokens = plan->model_ops->tokens(plan->model);
-    qe_frame frame = {.stage = unit->stage, .stages = plan->stages, .microbatch = unit->microbatch,
-                      .training = !plan->options.forward_only, .set = unit->set, .weights = binding->places,
-                      .constants = rank->constants, .work = binding->work};
+    qe_frame frame = {.stage = unit->stage,
+                      .stages = plan->stages,
+                      .microbatch = unit->microbatch,
+                      .training = !plan->options.forward_only,
+                      .set = unit->set,
+                      .weights = binding->places,
+                      .constants = rank->constants,
+                      .work = binding->work};
     qe_plan_frame_objects(plan, binding->rank_plan, unit, &frame);
     frame.gradient_scale = (float)(1.0 / ((double)tokens * plan->microbatches));
-    for (int kind = 0; kind < QE_SLOT_KINDS; kind++) frame.slot[kind].at = slot_address(binding, unit, (qe_slot_kind)kind);
+    for (int kind = 0; kind < QE_SLOT_KINDS; kind++)
+        frame.slot[kind].at = slot_address(binding, unit, (qe_slot_kind)kind);
     if (unit->microbatch == QE_NONE) return frame;
     frame.tokens = binding->tokens + 2 * tokens * unit->microbatch;
     frame.targets = frame.tokens + tokens;
@@ -58,7 +64,8 @@ static qe_status bind_lowered(qe_rank *rank, qe_binding *binding, const qe_unit 
 static qe_status bind_transfer(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_error *error_out) {
     int incoming = unit->kind == QE_UNIT_RECV_F || unit->kind == QE_UNIT_RECV_B;
     int backward = unit->kind == QE_UNIT_SEND_B || unit->kind == QE_UNIT_RECV_B;
-    qe_slot_kind kind = backward ? (incoming ? QE_SLOT_IN_B : QE_SLOT_OUT_B) : (incoming ? QE_SLOT_IN_F : QE_SLOT_OUT_F);
+    qe_slot_kind kind =
+        backward ? (incoming ? QE_SLOT_IN_B : QE_SLOT_OUT_B) : (incoming ? QE_SLOT_IN_F : QE_SLOT_OUT_F);
     const qe_team_options *options = &rank->team->options;
     uint32_t from = incoming ? unit->peer : rank->index, to = incoming ? rank->index : unit->peer;
     qe_channel *channel;
@@ -66,7 +73,8 @@ static qe_status bind_transfer(qe_rank *rank, qe_binding *binding, const qe_unit
     qe_op *op = &binding->ops[unit->first_op];
     op->kind = incoming ? QE_OP_RECV : QE_OP_SEND;
     op->args.transfer = (qe_args_transfer){.channel = channel, .bytes_at = slot_address(binding, unit, kind)};
-    op->args.transfer.bytes = binding->plan->model_ops->slot_bytes(binding->plan->model, unit->stage, binding->plan->stages, kind);
+    op->args.transfer.bytes =
+        binding->plan->model_ops->slot_bytes(binding->plan->model, unit->stage, binding->plan->stages, kind);
     return QE_OK;
 }
 
@@ -83,7 +91,8 @@ static void bind_copy(qe_binding *binding, const qe_unit *unit, void *to, const 
 static void bind_take(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_GRAD_NORM};
-    op->args.grad_norm = (qe_args_grad_norm){.grad = rank->places[unit->weight].grad, .sum = &binding->norms[unit->weight],
+    op->args.grad_norm = (qe_args_grad_norm){.grad = rank->places[unit->weight].grad,
+                                             .sum = &binding->norms[unit->weight],
                                              .count = weight_values(binding->plan, unit->weight)};
 }
 
@@ -92,9 +101,12 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_ADAMW};
     op->args.adamw = (qe_args_adamw){
-        .weight = rank->places[unit->weight].master, .grad = rank->places[unit->weight].grad,
-        .moment1 = rank->moment1[unit->weight], .moment2 = rank->moment2[unit->weight],
-        .count = weight_values(plan, unit->weight), .step = &rank->adamw,
+        .weight = rank->places[unit->weight].master,
+        .grad = rank->places[unit->weight].grad,
+        .moment1 = rank->moment1[unit->weight],
+        .moment2 = rank->moment2[unit->weight],
+        .count = weight_values(plan, unit->weight),
+        .step = &rank->adamw,
         .decay = plan->model_ops->weight(plan->model, unit->weight)->decay,
     };
 }
@@ -102,7 +114,8 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
 static void bind_fold(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_FOLD};
-    op->args.fold = (qe_args_fold){.states = rank->places[unit->weight].scale, .count = QE_SCALE_ROLES,
+    op->args.fold = (qe_args_fold){.states = rank->places[unit->weight].scale,
+                                   .count = QE_SCALE_ROLES,
                                    .recipe = binding->plan->model_ops->recipe(binding->plan->model)};
 }
 
@@ -112,9 +125,15 @@ static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
     uint64_t grad = unit->weight == QE_NONE ? 0 : weight_values(plan, unit->weight) * sizeof(float);
     switch ((qe_unit_kind)unit->kind) {
         case QE_UNIT_LOAD: bind_copy(binding, unit, binding->tokens, binding->staging, tokens); break;
-        case QE_UNIT_READ: bind_copy(binding, unit, binding->loss_host, binding->loss, plan->microbatches * sizeof(double)); break;
-        case QE_UNIT_GRAD_IN: bind_copy(binding, unit, binding->places[unit->weight].grad, rank->places[unit->weight].grad, grad); break;
-        case QE_UNIT_GRAD_OUT: bind_copy(binding, unit, rank->places[unit->weight].grad, binding->places[unit->weight].grad, grad); break;
+        case QE_UNIT_READ:
+            bind_copy(binding, unit, binding->loss_host, binding->loss, plan->microbatches * sizeof(double));
+            break;
+        case QE_UNIT_GRAD_IN:
+            bind_copy(binding, unit, binding->places[unit->weight].grad, rank->places[unit->weight].grad, grad);
+            break;
+        case QE_UNIT_GRAD_OUT:
+            bind_copy(binding, unit, rank->places[unit->weight].grad, binding->places[unit->weight].grad, grad);
+            break;
         case QE_UNIT_TAKE: bind_take(binding, rank, unit); break;
         case QE_UNIT_COMMIT: bind_commit(binding, rank, unit); break;
         case QE_UNIT_FOLD: bind_fold(binding, rank, unit); break;
@@ -140,7 +159,8 @@ static qe_status bind_unit(qe_rank *rank, qe_binding *binding, const qe_unit *un
 static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     const qe_plan *plan = binding->plan;
     binding->places = malloc(plan->weight_count * sizeof *binding->places);
-    if (binding->places == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u weights", plan->weight_count);
+    if (binding->places == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u weights", plan->weight_count);
     uint64_t scratch_bytes = 0;
     for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
         qe_weight_place *place = &binding->places[weight];
@@ -190,7 +210,8 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
     binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
     binding->scratch_bytes += work + 2 * tokens + 2 * losses;
-    if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host || !binding->norms || !binding->ops)
+    if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host ||
+        !binding->norms || !binding->ops)
         return QE_ERROR_MEMORY;
     return allocate_pools(rank, binding, error_out);
 }
@@ -200,12 +221,14 @@ static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *er
     const qe_program *program = &binding->rank_plan->program;
     binding->streams = calloc(program->stream_count + 1, sizeof *binding->streams);
     binding->events = calloc(program->event_count + 1, sizeof *binding->events);
-    if (binding->streams == NULL || binding->events == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for streams");
+    if (binding->streams == NULL || binding->events == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for streams");
     for (uint32_t i = 0; i < program->stream_count; i++) {
         if (program->streams[i].role == QE_STREAM_HOST) continue;
         QE_TRY(ops->create(rank->device, program->streams[i].name, &binding->streams[i], error_out));
     }
-    for (uint32_t i = 0; i < program->event_count; i++) QE_TRY(ops->event_create(rank->device, &binding->events[i], error_out));
+    for (uint32_t i = 0; i < program->event_count; i++)
+        QE_TRY(ops->event_create(rank->device, &binding->events[i], error_out));
     return QE_OK;
 }
 
@@ -236,8 +259,10 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
         if (binding->streams[i] != NULL) ops->destroy(binding->streams[i]);
     for (uint32_t i = 0; binding->events != NULL && i < program->event_count; i++)
         if (binding->events[i] != NULL) ops->event_destroy(binding->events[i]);
-    for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++) release(rank, binding->pool_memory[i]);
-    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->staging, binding->loss, binding->loss_host, binding->norms};
+    for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++)
+        release(rank, binding->pool_memory[i]);
+    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->staging,
+                       binding->loss, binding->loss_host,    binding->norms};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) release(rank, buffers[i]);
     qe_ledger_destroy(binding->ledger);
     free(binding->streams);

@@ -8,18 +8,34 @@
 typedef struct recipe_for_rule {
     qe_rule rule;
     qe_edit_kind kind;
-    int effect_kind;                 /* only items with such an effect; -1: any */
+    int effect_kind; /* only items with such an effect; -1: any */
     void (*alter)(qe_effect *effect);
 } recipe_for_rule;
 
-static void later_version(qe_effect *effect) { effect->version += 1; }
-static void earlier_version(qe_effect *effect) { effect->version -= 1; }
-static void later_epoch(qe_effect *effect) { effect->epoch += 1; }
-static void other_recipe(qe_effect *effect) { effect->recipe = (uint8_t)(effect->recipe == 0 ? 1 : 0); }
-static void more_layouts(qe_effect *effect) { effect->layouts = (uint8_t)(effect->layouts | 0x80); }
-static void next_microbatch(qe_effect *effect) { effect->microbatch += 1; }
-static void other_beta(qe_effect *effect) { effect->write = !effect->write; }
-static void past_the_end(qe_effect *effect) { effect->end += (uint64_t)1 << 40; }
+static void later_version(qe_effect *effect) {
+    effect->version += 1;
+}
+static void earlier_version(qe_effect *effect) {
+    effect->version -= 1;
+}
+static void later_epoch(qe_effect *effect) {
+    effect->epoch += 1;
+}
+static void other_recipe(qe_effect *effect) {
+    effect->recipe = (uint8_t)(effect->recipe == 0 ? 1 : 0);
+}
+static void more_layouts(qe_effect *effect) {
+    effect->layouts = (uint8_t)(effect->layouts | 0x80);
+}
+static void next_microbatch(qe_effect *effect) {
+    effect->microbatch += 1;
+}
+static void other_beta(qe_effect *effect) {
+    effect->write = !effect->write;
+}
+static void past_the_end(qe_effect *effect) {
+    effect->end += (uint64_t)1 << 40;
+}
 
 static const recipe_for_rule recipes[] = {
     {QE_RULE_SCALE_EPOCH, QE_EDIT_ALTER, QE_EFFECT_SCALE_USE, later_version},
@@ -67,20 +83,24 @@ static int has_effect(const qe_program *program, const qe_item *item, int kind, 
     return 0;
 }
 
-static qe_status copy_item(const qe_program *program, uint32_t index, const qe_edit *edit, qe_program *out, qe_error *error_out) {
+static qe_status copy_item(const qe_program *program, uint32_t index, const qe_edit *edit, qe_program *out,
+                           qe_error *error_out) {
     const qe_item *item = &program->items[index];
     qe_effect effects[QE_EFFECTS_MAX];
-    if (item->effect_count > 0) memcpy(effects, &program->effects[item->first_effect], item->effect_count * sizeof *effects);
+    if (item->effect_count > 0)
+        memcpy(effects, &program->effects[item->first_effect], item->effect_count * sizeof *effects);
     if (edit->kind == QE_EDIT_ALTER && edit->item == index) effects[edit->effect_index] = edit->effect;
     return qe_program_add_item(out, item, effects, item->effect_count, NULL, error_out);
 }
 
 static qe_status copy_tables(const qe_program *program, qe_program *out, qe_error *error_out) {
     uint32_t index;
-    for (uint32_t i = 0; i < program->object_count; i++) QE_TRY(qe_program_add_object(out, &program->objects[i], &index, error_out));
+    for (uint32_t i = 0; i < program->object_count; i++)
+        QE_TRY(qe_program_add_object(out, &program->objects[i], &index, error_out));
     for (uint32_t i = 0; i < program->stream_count; i++)
         QE_TRY(qe_program_add_stream(out, program->streams[i].name, program->streams[i].role, &index, error_out));
-    for (uint32_t i = 0; i < program->label_count; i++) QE_TRY(qe_program_add_label(out, program->labels[i].text, &index, error_out));
+    for (uint32_t i = 0; i < program->label_count; i++)
+        QE_TRY(qe_program_add_label(out, program->labels[i].text, &index, error_out));
     while (out->event_count < program->event_count) qe_program_add_event(out);
     return QE_OK;
 }
@@ -90,10 +110,15 @@ static qe_status bracket(qe_program *out, qe_item_kind kind, qe_error *error_out
     return qe_program_add_item(out, &item, NULL, 0, NULL, error_out);
 }
 
-static qe_status copy_edited(const qe_program *program, uint32_t index, const qe_edit *edit, uint32_t host_stream, qe_program *out, qe_error *error_out) {
+static qe_status copy_edited(const qe_program *program, uint32_t index, const qe_edit *edit, uint32_t host_stream,
+                             qe_program *out, qe_error *error_out) {
     if (edit->kind == QE_EDIT_EARLY && edit->at == index) QE_TRY(copy_item(program, edit->item, edit, out, error_out));
     if (edit->kind == QE_EDIT_INSERT && edit->at == index) {
-        qe_item item = {.kind = QE_ITEM_OP, .stream = host_stream, .microbatch = QE_NONE, .event = QE_NONE, .label = program->items[edit->item].label};
+        qe_item item = {.kind = QE_ITEM_OP,
+                        .stream = host_stream,
+                        .microbatch = QE_NONE,
+                        .event = QE_NONE,
+                        .label = program->items[edit->item].label};
         QE_TRY(qe_program_add_item(out, &item, &edit->effect, 1, NULL, error_out));
     }
     int moved = edit->kind == QE_EDIT_SKIP || edit->kind == QE_EDIT_EARLY;
@@ -103,10 +128,12 @@ static qe_status copy_edited(const qe_program *program, uint32_t index, const qe
     return QE_OK;
 }
 
-qe_status qe_edit_apply(const qe_program *program, const qe_edit *edit, uint32_t host_stream, qe_program *edited_out, qe_error *error_out) {
+qe_status qe_edit_apply(const qe_program *program, const qe_edit *edit, uint32_t host_stream, qe_program *edited_out,
+                        qe_error *error_out) {
     QE_TRY(copy_tables(program, edited_out, error_out));
     QE_TRY(bracket(edited_out, QE_ITEM_STEP_BEGIN, error_out));
-    for (uint32_t i = 0; i < program->item_count; i++) QE_TRY(copy_edited(program, i, edit, host_stream, edited_out, error_out));
+    for (uint32_t i = 0; i < program->item_count; i++)
+        QE_TRY(copy_edited(program, i, edit, host_stream, edited_out, error_out));
     return bracket(edited_out, QE_ITEM_STEP_END, error_out);
 }
 
@@ -135,11 +162,13 @@ static int propose(const qe_program *program, const recipe_for_rule *recipe, uin
         edit_out->at = index + 1;
     }
     /* Early: to the front of the actions, behind the load and the first fill. */
-    if (recipe->kind == QE_EDIT_EARLY) edit_out->at = index > program->item_count / 2 ? program->item_count / 2 : index / 2;
+    if (recipe->kind == QE_EDIT_EARLY)
+        edit_out->at = index > program->item_count / 2 ? program->item_count / 2 : index / 2;
     return 1;
 }
 
-static qe_rule first_match(const qe_program *program, const recipe_for_rule *recipe, uint32_t host_stream, qe_edit *edit_out, qe_error *error_out) {
+static qe_rule first_match(const qe_program *program, const recipe_for_rule *recipe, uint32_t host_stream,
+                           qe_edit *edit_out, qe_error *error_out) {
     enum { TRIES_MAX = 400 }; /* a judgement takes about a millisecond */
     int tries = 0;
     for (uint32_t index = 0; index < program->item_count && tries < TRIES_MAX; index++) {
@@ -151,7 +180,8 @@ static qe_rule first_match(const qe_program *program, const recipe_for_rule *rec
 }
 
 /* Some faults show only at the end of a step (a leak, a missing deposit): they are looked for from the back as well. */
-static qe_rule last_match(const qe_program *program, const recipe_for_rule *recipe, uint32_t host_stream, qe_edit *edit_out, qe_error *error_out) {
+static qe_rule last_match(const qe_program *program, const recipe_for_rule *recipe, uint32_t host_stream,
+                          qe_edit *edit_out, qe_error *error_out) {
     enum { TRIES_MAX = 400 };
     int tries = 0;
     for (uint32_t index = program->item_count; index-- > 0 && tries < TRIES_MAX;) {
@@ -179,13 +209,15 @@ static int search(qe_team *team, const recipe_for_rule *recipe, qe_error *error_
 
 qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out) {
     if (team->ranks[0].train.plan == NULL)
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "a team without a training plan has no step to disturb");
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL,
+                            "a team without a training plan has no step to disturb");
     if (rule == QE_RULE_STEP_NONFINITE) {
         team->edit_rule = rule;
         return QE_OK;
     }
     for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++)
         if (recipes[i].rule == rule && search(team, &recipes[i], error_out)) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "try another schedule or recipe: some rules need several ranks, or delayed scaling",
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "try another schedule or recipe: some rules need several ranks, or delayed scaling",
                         "no single edit of this plan breaks %s first", qe_rule_id(rule));
 }

@@ -28,7 +28,8 @@ static qe_status judge_planned(qe_rank *rank, qe_binding *binding, uint32_t inde
     return judged(rank, qe_ledger_issue(binding->ledger, index, &found), &found);
 }
 
-static qe_status judge_edited(qe_rank *rank, qe_binding *binding, const qe_item *item, const qe_effect *effects, uint32_t index) {
+static qe_status judge_edited(qe_rank *rank, qe_binding *binding, const qe_item *item, const qe_effect *effects,
+                              uint32_t index) {
     qe_violations found;
     return judged(rank, qe_ledger_submit(binding->ledger, item, effects, index, &found), &found);
 }
@@ -56,7 +57,11 @@ static qe_status submit_altered(qe_rank *rank, qe_binding *binding, const qe_edi
 }
 
 static qe_status submit_host_access(qe_rank *rank, qe_binding *binding, const qe_edit *edit) {
-    qe_item item = {.kind = QE_ITEM_OP, .effect_count = 1, .stream = binding->rank_plan->stream_host, .microbatch = QE_NONE, .event = QE_NONE};
+    qe_item item = {.kind = QE_ITEM_OP,
+                    .effect_count = 1,
+                    .stream = binding->rank_plan->stream_host,
+                    .microbatch = QE_NONE,
+                    .event = QE_NONE};
     item.label = binding->rank_plan->program.items[edit->item].label;
     return judge_edited(rank, binding, &item, &edit->effect, QE_NONE);
 }

@@ -30,10 +30,12 @@ static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes
     rank->moment1[weight] = qe_rank_alloc(rank, bytes, error_out);
     rank->moment2[weight] = qe_rank_alloc(rank, bytes, error_out);
     rank->state_bytes += 3 * bytes;
-    return place->grad != NULL && rank->moment1[weight] != NULL && rank->moment2[weight] != NULL ? QE_OK : QE_ERROR_MEMORY;
+    return place->grad != NULL && rank->moment1[weight] != NULL && rank->moment2[weight] != NULL ? QE_OK
+                                                                                                 : QE_ERROR_MEMORY;
 }
 
-static qe_status allocate_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe, qe_error *error_out) {
+static qe_status allocate_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe,
+                                qe_error *error_out) {
     qe_scale_state *state = &rank->scales[weight * QE_SCALE_ROLES + (uint32_t)role];
     *state = (qe_scale_state){.scale = 1.0f, .history_length = recipe->history_length};
     state->format_max = qe_format_max(role == QE_SCALE_DY ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3); /* HYBRID */
@@ -51,7 +53,8 @@ static qe_status allocate_cache(qe_rank *rank, uint32_t weight, uint64_t values,
     place->cache_codes = qe_rank_alloc(rank, codes, error_out);
     place->cache_scale_inv = qe_rank_alloc(rank, scales, error_out);
     rank->cache_bytes += values * sizeof(float) + codes + scales;
-    if (place->cache_decoded == NULL || (codes > 0 && place->cache_codes == NULL) || (scales > 0 && place->cache_scale_inv == NULL))
+    if (place->cache_decoded == NULL || (codes > 0 && place->cache_codes == NULL) ||
+        (scales > 0 && place->cache_scale_inv == NULL))
         return QE_ERROR_MEMORY;
     const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
     for (int role = 0; recipe->kind == QE_RECIPE_DELAYED && role < QE_SCALE_ROLES; role++)
@@ -87,7 +90,8 @@ static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
     qe_status status = rank->constants == NULL || host == NULL ? QE_ERROR_MEMORY : QE_OK;
     if (status == QE_OK) {
         plan->model_ops->constant_fill(plan->model, host);
-        status = rank->team->options.backend->memory->write(rank->device, rank->constants, host, (size_t)bytes, error_out);
+        status =
+            rank->team->options.backend->memory->write(rank->device, rank->constants, host, (size_t)bytes, error_out);
     }
     free(host);
     return status;
@@ -107,15 +111,17 @@ static void release(qe_rank *rank, void *address) {
 
 static void release_weight(qe_rank *rank, uint32_t weight) {
     qe_weight_place *place = &rank->places[weight];
-    void *parts[] = {place->master, place->grad, place->cache_codes, place->cache_scale_inv, place->cache_decoded,
-                     rank->moment1[weight], rank->moment2[weight]};
+    void *parts[] = {place->master,        place->grad,           place->cache_codes,   place->cache_scale_inv,
+                     place->cache_decoded, rank->moment1[weight], rank->moment2[weight]};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(rank, parts[i]);
-    for (uint32_t role = 0; role < QE_SCALE_ROLES; role++) release(rank, rank->scales[weight * QE_SCALE_ROLES + role].history);
+    for (uint32_t role = 0; role < QE_SCALE_ROLES; role++)
+        release(rank, rank->scales[weight * QE_SCALE_ROLES + role].history);
 }
 
 void qe_rank_release(qe_rank *rank) {
     int complete = rank->places && rank->moment1 && rank->moment2 && rank->scales;
-    for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++) release_weight(rank, weight);
+    for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++)
+        release_weight(rank, weight);
     release(rank, rank->constants);
     free(rank->places);
     free(rank->moment1);

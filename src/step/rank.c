@@ -151,10 +151,12 @@ static void follow_training(qe_rank *rank) {
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++) {
         const qe_weight_place *here = &rank->evaluate.places[weight], *there = &rank->train.places[weight];
         if (here->weight_object == QE_NONE) continue;
-        qe_ledger_touch(rank->evaluate.ledger, here->weight_object, qe_ledger_counter(rank->train.ledger, there->weight_object));
+        qe_ledger_touch(rank->evaluate.ledger, here->weight_object,
+                        qe_ledger_counter(rank->train.ledger, there->weight_object));
         for (int role = 0; role < QE_SCALE_ROLES; role++)
             if (here->scale_object[role] != QE_NONE)
-                qe_ledger_touch(rank->evaluate.ledger, here->scale_object[role], qe_ledger_counter(rank->train.ledger, there->scale_object[role]));
+                qe_ledger_touch(rank->evaluate.ledger, here->scale_object[role],
+                                qe_ledger_counter(rank->train.ledger, there->scale_object[role]));
     }
     QE_ASSERT(program->object_count > 0);
 }

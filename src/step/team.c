@@ -40,7 +40,8 @@ static void command_all(qe_team *team, qe_team_command command) {
     pthread_mutex_unlock(&team->mutex);
 }
 
-static qe_status rank_create(qe_team *team, uint32_t index, const qe_plan *train, const qe_plan *evaluate, qe_error *error_out) {
+static qe_status rank_create(qe_team *team, uint32_t index, const qe_plan *train, const qe_plan *evaluate,
+                             qe_error *error_out) {
     qe_rank *rank = &team->ranks[index];
     rank->team = team;
     rank->index = index;
@@ -52,7 +53,8 @@ static qe_status rank_create(qe_team *team, uint32_t index, const qe_plan *train
     if (status == QE_OK) status = qe_binding_create(rank, &rank->evaluate, evaluate, error_out);
     QE_TRY(status);
     if (pthread_create(&rank->thread, NULL, rank_main, rank) != 0)
-        return qe_error_set(error_out, QE_ERROR_IO, "raise the limit on threads or use fewer ranks", "no thread for rank %u", index);
+        return qe_error_set(error_out, QE_ERROR_IO, "raise the limit on threads or use fewer ranks",
+                            "no thread for rank %u", index);
     rank->started = 1;
     return QE_OK;
 }
@@ -68,7 +70,8 @@ static void rank_destroy(qe_rank *rank) {
     rank->team->options.backend->close(rank->device);
 }
 
-qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options, qe_team **team_out, qe_error *error_out) {
+qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options,
+                         qe_team **team_out, qe_error *error_out) {
     QE_ASSERT(train != NULL || evaluate != NULL);
     qe_team *team = calloc(1, sizeof *team);
     if (team == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a team");
@@ -80,8 +83,11 @@ qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe
     pthread_cond_init(&team->wake, NULL);
     pthread_cond_init(&team->done, NULL);
     team->ranks = calloc(team->rank_count, sizeof *team->ranks);
-    qe_status status = team->ranks == NULL ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ranks", team->rank_count) : QE_OK;
-    for (uint32_t i = 0; status == QE_OK && i < team->rank_count; i++) status = rank_create(team, i, train, evaluate, error_out);
+    qe_status status = team->ranks == NULL
+                           ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ranks", team->rank_count)
+                           : QE_OK;
+    for (uint32_t i = 0; status == QE_OK && i < team->rank_count; i++)
+        status = rank_create(team, i, train, evaluate, error_out);
     if (status != QE_OK) {
         qe_team_destroy(team);
         return status;
@@ -123,7 +129,8 @@ qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *va
     return QE_OK;
 }
 
-static qe_status read_view(qe_team *team, const qe_parameter *parameter, const float *base, float *values_out, qe_error *error_out) {
+static qe_status read_view(qe_team *team, const qe_parameter *parameter, const float *base, float *values_out,
+                           qe_error *error_out) {
     qe_rank *rank = owner_of(team, parameter->weight);
     const float *from = base + (size_t)parameter->row_begin * parameter->columns;
     size_t count = (size_t)parameter->rows * parameter->columns;
@@ -132,7 +139,8 @@ static qe_status read_view(qe_team *team, const qe_parameter *parameter, const f
 
 qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_out, qe_error *error_out) {
     const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
-    return read_view(team, parameter, owner_of(team, parameter->weight)->places[parameter->weight].master, values_out, error_out);
+    return read_view(team, parameter, owner_of(team, parameter->weight)->places[parameter->weight].master, values_out,
+                     error_out);
 }
 
 /* The cause of a failed round: a breach first, then an operating error, then "interrupted" of those who were woken. */
@@ -142,7 +150,10 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
     result_out->violation_rank = QE_NONE;
     for (uint32_t i = 0; i < team->rank_count; i++) {
         const qe_rank *rank = &team->ranks[i];
-        int weight_new = rank->status == QE_CONTRACT ? 3 : rank->status == QE_ERROR_INTERRUPTED ? 1 : rank->status == QE_OK ? 0 : 2;
+        int weight_new = rank->status == QE_CONTRACT            ? 3
+                         : rank->status == QE_ERROR_INTERRUPTED ? 1
+                         : rank->status == QE_OK                ? 0
+                                                                : 2;
         int weight_old = worst == QE_CONTRACT ? 3 : worst == QE_ERROR_INTERRUPTED ? 1 : worst == QE_OK ? 0 : 2;
         if (weight_new > weight_old) worst = rank->status, cause = rank;
         if (rank->violations.count > 0 && result_out->violation_rank == QE_NONE) {
@@ -154,12 +165,14 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
     team->options.comm->reset(team->options.world);
     if (error_out != NULL && worst != QE_CONTRACT) {
         *error_out = cause->error;
-        if (error_out->status == QE_OK) qe_error_set(error_out, worst, NULL, "rank %u gave the step up: %s", cause->index, qe_status_name(worst));
+        if (error_out->status == QE_OK)
+            qe_error_set(error_out, worst, NULL, "rank %u gave the step up: %s", cause->index, qe_status_name(worst));
     }
     return worst;
 }
 
-qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer, qe_step_result *result_out, qe_error *error_out) {
+qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer,
+                       qe_step_result *result_out, qe_error *error_out) {
     memset(result_out, 0, sizeof *result_out);
     team->batch = batch;
     team->optimizer = optimizer;
@@ -179,7 +192,8 @@ qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optim
     return status;
 }
 
-static qe_status read_logits(qe_team *team, float *logits_out, uint64_t offset_bytes, uint64_t bytes, qe_error *error_out) {
+static qe_status read_logits(qe_team *team, float *logits_out, uint64_t offset_bytes, uint64_t bytes,
+                             qe_error *error_out) {
     const qe_plan *plan = team->ranks[0].evaluate.plan;
     qe_rank *rank = &team->ranks[plan->stage_rank[plan->stages - 1]];
     const qe_pool *pool = qe_rank_plan_pool(rank->evaluate.rank_plan, plan->stages - 1, QE_SLOT_X);
@@ -188,8 +202,9 @@ static qe_status read_logits(qe_team *team, float *logits_out, uint64_t offset_b
     return team->options.backend->memory->read(rank->device, logits_out, slots + offset_bytes, bytes, error_out);
 }
 
-qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_out, float *logits_out, uint64_t logits_offset_bytes,
-                           uint64_t logits_bytes, qe_step_result *result_out, qe_error *error_out) {
+qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_out, float *logits_out,
+                           uint64_t logits_offset_bytes, uint64_t logits_bytes, qe_step_result *result_out,
+                           qe_error *error_out) {
     const qe_plan *plan = team->ranks[0].evaluate.plan;
     QE_ASSERT(plan != NULL);
     memset(result_out, 0, sizeof *result_out);
@@ -202,10 +217,12 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
 }
 
 /* Name, dtype, rank and shape, then the bytes: two tensors never hash alike by running into each other. */
-static void hash_tensor(qe_hash *hash, const char *name, const char *suffix, uint64_t rows, uint64_t columns, const float *values) {
+static void hash_tensor(qe_hash *hash, const char *name, const char *suffix, uint64_t rows, uint64_t columns,
+                        const float *values) {
     char head[QE_NAME_BYTES + 64];
     int length = rows == 0 ? snprintf(head, sizeof head, "%s%s F32 [%llu]\n", name, suffix, (unsigned long long)columns)
-                           : snprintf(head, sizeof head, "%s%s F32 [%llu,%llu]\n", name, suffix, (unsigned long long)rows, (unsigned long long)columns);
+                           : snprintf(head, sizeof head, "%s%s F32 [%llu,%llu]\n", name, suffix,
+                                      (unsigned long long)rows, (unsigned long long)columns);
     QE_ASSERT(length > 0 && (size_t)length < sizeof head);
     qe_hash_update(hash, head, (size_t)length);
     qe_hash_update(hash, values, (rows == 0 ? 1 : rows) * columns * sizeof *values);
@@ -217,11 +234,13 @@ static qe_status hash_parameters(qe_team *team, qe_hash *hash, float *values, in
     for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
         const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
         const qe_rank *rank = owner_of(team, parameter->weight);
-        const float *base = moment == 0 ? rank->places[parameter->weight].master
-                          : moment == 1 ? rank->moment1[parameter->weight] : rank->moment2[parameter->weight];
+        const float *base = moment == 0   ? rank->places[parameter->weight].master
+                            : moment == 1 ? rank->moment1[parameter->weight]
+                                          : rank->moment2[parameter->weight];
         if (base == NULL) return QE_OK; /* a team without training has no moments */
         QE_TRY(read_view(team, parameter, base, values, error_out));
-        hash_tensor(hash, parameter->name, suffix[moment], parameter->vector ? 0 : parameter->rows, parameter->columns, values);
+        hash_tensor(hash, parameter->name, suffix[moment], parameter->vector ? 0 : parameter->rows, parameter->columns,
+                    values);
     }
     return QE_OK;
 }
@@ -253,7 +272,8 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
     qe_hash hash;
     qe_hash_init(&hash);
     qe_status status = QE_OK;
-    for (int moment = 0; status == QE_OK && moment < 3; moment++) status = hash_parameters(team, &hash, values, moment, error_out);
+    for (int moment = 0; status == QE_OK && moment < 3; moment++)
+        status = hash_parameters(team, &hash, values, moment, error_out);
     free(values);
     QE_TRY(status);
     hash_scales(team, &hash);
@@ -278,6 +298,8 @@ const qe_program *qe_team_program(const qe_team *team, uint32_t rank) {
 qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank) {
     const qe_rank *r = &team->ranks[rank];
     const qe_binding *binding = r->train.plan != NULL ? &r->train : &r->evaluate;
-    return (qe_memory_use){.state_bytes = r->state_bytes, .cache_bytes = r->cache_bytes,
-                           .slot_bytes = binding->slot_bytes, .scratch_bytes = binding->scratch_bytes};
+    return (qe_memory_use){.state_bytes = r->state_bytes,
+                           .cache_bytes = r->cache_bytes,
+                           .slot_bytes = binding->slot_bytes,
+                           .scratch_bytes = binding->scratch_bytes};
 }

@@ -8,11 +8,11 @@
 /* One change to what a rank submits. Items are indices of the training program. */
 typedef enum qe_edit_kind {
     QE_EDIT_NONE,
-    QE_EDIT_SKIP,   /* `item` is not submitted */
+    QE_EDIT_SKIP, /* `item` is not submitted */
     QE_EDIT_REPEAT, /* `item` is submitted twice */
-    QE_EDIT_EARLY,  /* `item` is submitted before `at` instead of at its place */
-    QE_EDIT_ALTER,  /* `item` is submitted with effect `effect_index` replaced by `effect` */
-    QE_EDIT_INSERT  /* a host access with `effect` is submitted before `at` */
+    QE_EDIT_EARLY, /* `item` is submitted before `at` instead of at its place */
+    QE_EDIT_ALTER, /* `item` is submitted with effect `effect_index` replaced by `effect` */
+    QE_EDIT_INSERT /* a host access with `effect` is submitted before `at` */
 } qe_edit_kind;
 
 typedef struct qe_edit {
@@ -23,16 +23,16 @@ typedef struct qe_edit {
 
 /* A plan bound to memory on one rank. */
 typedef struct qe_binding {
-    const qe_plan *plan;          /* NULL: this team has no such plan */
+    const qe_plan *plan; /* NULL: this team has no such plan */
     const qe_rank_plan *rank_plan;
-    qe_weight_place *places;      /* [weight_count] objects of this plan, addresses of the rank */
-    char **pool_memory;           /* [pool_count] */
-    char *work, *grad_scratch;    /* grad_scratch: parallel to the rank's gradients */
-    int32_t *tokens, *staging;    /* device and caller side: [microbatches][tokens | targets][T] */
+    qe_weight_place *places; /* [weight_count] objects of this plan, addresses of the rank */
+    char **pool_memory; /* [pool_count] */
+    char *work, *grad_scratch; /* grad_scratch: parallel to the rank's gradients */
+    int32_t *tokens, *staging; /* device and caller side: [microbatches][tokens | targets][T] */
     double *loss, *loss_host, *norms;
-    qe_op *ops;                   /* [op_count] */
-    qe_stream **streams;          /* [stream_count]; NULL for the host's */
-    qe_event **events;            /* [event_count] */
+    qe_op *ops; /* [op_count] */
+    qe_stream **streams; /* [stream_count]; NULL for the host's */
+    qe_event **events; /* [event_count] */
     qe_ledger *ledger;
     uint64_t slot_bytes, scratch_bytes;
 } qe_binding;
@@ -43,14 +43,14 @@ typedef struct qe_rank {
     pthread_t thread;
     int started;
     qe_device *device;
-    qe_weight_place *places;      /* [weight_count] addresses only */
-    float **moment1, **moment2;   /* [weight_count] */
-    qe_scale_state *scales;       /* [weight_count * roles], those of local quantized weights are set up */
+    qe_weight_place *places; /* [weight_count] addresses only */
+    float **moment1, **moment2; /* [weight_count] */
+    qe_scale_state *scales; /* [weight_count * roles], those of local quantized weights are set up */
     char *constants;
-    qe_adamw adamw;               /* of the step that is being committed */
+    qe_adamw adamw; /* of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
-    double *values, *gathered;    /* for the meeting: norms by weight, then the loss */
+    double *values, *gathered; /* for the meeting: norms by weight, then the loss */
     /* Outcome of the last command. */
     qe_status status;
     qe_error error;
@@ -64,14 +64,14 @@ typedef struct qe_rank {
 typedef enum qe_team_command { QE_COMMAND_NONE, QE_COMMAND_STEP, QE_COMMAND_EVALUATE, QE_COMMAND_QUIT } qe_team_command;
 
 struct qe_team {
-    const qe_plan *plan;          /* either plan: sizes, model, placement of stages */
+    const qe_plan *plan; /* either plan: sizes, model, placement of stages */
     qe_team_options options;
     uint32_t rank_count;
     qe_rank *ranks;
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    uint64_t round;               /* +1 for each command */
-    uint32_t finished;            /* ranks done with this round */
+    uint64_t round; /* +1 for each command */
+    uint32_t finished; /* ranks done with this round */
     qe_team_command command;
     const qe_batch *batch;
     const qe_step_optimizer *optimizer;
@@ -101,6 +101,7 @@ void qe_rank_evaluate(qe_rank *rank);
 
 /* inject.c */
 /* Writes the edited submissions of one step as a program, for judging. */
-qe_status qe_edit_apply(const qe_program *program, const qe_edit *edit, uint32_t host_stream, qe_program *edited_out, qe_error *error_out);
+qe_status qe_edit_apply(const qe_program *program, const qe_edit *edit, uint32_t host_stream, qe_program *edited_out,
+                        qe_error *error_out);
 
 #endif
