@@ -1,0 +1,365 @@
+/* trace_read.c - a trace, line by line, into a program. Nothing is taken from the text without asking: a line has a
+ * longest length, a number a largest value, a name must have been declared. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "core/trace_state.h"
+
+typedef qe_status (*statement_reader)(qe_trace_reader *reader);
+
+/* A new name in `space`, with the place where it stands. */
+static qe_status read_new_name(qe_trace_reader *reader, uint32_t space, char *name_out, char **at_out) {
+    char expected[64];
+    (void)qe_trace_at_end(reader);
+    *at_out = reader->at;
+    snprintf(expected, sizeof expected, "a name for the %s", qe_trace_space_name(space));
+    QE_TRY(qe_trace_name(reader, expected, name_out));
+    if (qe_names_find(&reader->names, space, name_out) == QE_NONE) return QE_OK;
+    reader->at = *at_out;
+    snprintf(expected, sizeof expected, "a name that no other %s has", qe_trace_space_name(space));
+    return qe_trace_expected(reader, expected);
+}
+
+static qe_status keep_name(qe_trace_reader *reader, uint32_t space, const char *name, uint32_t index) {
+    if (qe_names_add(&reader->names, space, name, index) == QE_OK) return QE_OK;
+    return qe_error_set(reader->error_out, QE_ERROR_MEMORY, NULL, "no memory for the names of a trace");
+}
+
+/* `word=NUMBER` where it stands next; *taken_out says whether. */
+static qe_status read_setting(qe_trace_reader *reader, const char *word, uint64_t most, uint64_t *value_out,
+                              int *taken_out) {
+    size_t length = strlen(word);
+    char expected[64];
+    *taken_out = 0;
+    if (qe_trace_at_end(reader)) return QE_OK;
+    if (strncmp(reader->at, word, length) != 0 || reader->at[length] != '=') return QE_OK;
+    reader->at += length + 1;
+    *taken_out = 1;
+    snprintf(expected, sizeof expected, "a number up to %llu", (unsigned long long)most);
+    return qe_trace_number(reader, most, expected, value_out);
+}
+
+static qe_status read_due(qe_trace_reader *reader, qe_object *object) {
+    uint64_t due = 0;
+    int taken;
+    QE_TRY(read_setting(reader, "due", UINT32_MAX, &due, &taken));
+    object->due = (uint32_t)due;
+    return QE_OK;
+}
+
+static qe_status read_counter(qe_trace_reader *reader, qe_object *object) {
+    int taken;
+    return read_setting(reader, "counter", UINT64_MAX, &object->counter, &taken);
+}
+
+/* `weight=NAME` or `scale=NAME`, where it stands next. */
+static qe_status read_reference(qe_trace_reader *reader, const char *word, uint32_t space, uint32_t *object_out) {
+    size_t length = strlen(word);
+    if (qe_trace_at_end(reader)) return QE_OK;
+    if (strncmp(reader->at, word, length) != 0 || reader->at[length] != '=') return QE_OK;
+    reader->at += length + 1;
+    return qe_trace_known(reader, space, object_out);
+}
+
+static qe_status read_key(qe_trace_reader *reader, qe_object *object) {
+    uint64_t layouts;
+    int filled, taken;
+    QE_TRY(read_setting(reader, "layouts", UINT8_MAX, &layouts, &filled));
+    if (!filled) return QE_OK;
+    object->layouts = (uint8_t)layouts;
+    QE_TRY(read_setting(reader, "version", UINT64_MAX, &object->key_version, &taken));
+    QE_TRY(read_setting(reader, "epoch", UINT64_MAX, &object->key_epoch, &taken));
+    if (qe_trace_at_end(reader) || strncmp(reader->at, "recipe=", 7) != 0) return QE_OK;
+    reader->at += 7;
+    return qe_trace_recipe(reader, &object->recipe);
+}
+
+static qe_status read_bytes(qe_trace_reader *reader, qe_object *object) {
+    int taken;
+    QE_TRY(read_setting(reader, "bytes", UINT64_MAX, &object->bytes, &taken));
+    if (!taken) return qe_trace_expected(reader, "bytes=N, the size of the buffer");
+    if (qe_trace_at_end(reader) || strncmp(reader->at, "written", 7) != 0 || qe_trace_is_bare(reader->at[7]))
+        return QE_OK;
+    reader->at += 7;
+    object->counter = 1;
+    return QE_OK;
+}
+
+static qe_status read_object_settings(qe_trace_reader *reader, qe_object *object) {
+    switch (object->kind) {
+    case QE_OBJECT_SCALE:
+        QE_TRY(read_counter(reader, object));
+        return read_due(reader, object);
+    case QE_OBJECT_SLOT:
+    case QE_OBJECT_WEIGHT: return read_counter(reader, object);
+    case QE_OBJECT_CACHE:
+        QE_TRY(read_reference(reader, "weight", QE_OBJECT_WEIGHT, &object->weight));
+        if (object->weight == QE_NONE) return qe_trace_expected(reader, "weight=NAME, what the cache is made from");
+        QE_TRY(read_reference(reader, "scale", QE_OBJECT_SCALE, &object->scale));
+        return read_key(reader, object);
+    case QE_OBJECT_GRAD:
+        QE_TRY(read_reference(reader, "weight", QE_OBJECT_WEIGHT, &object->weight));
+        QE_TRY(read_counter(reader, object));
+        return read_due(reader, object);
+    case QE_OBJECT_BUFFER: return read_bytes(reader, object);
+    case QE_OBJECT_KINDS: break;
+    }
+    return QE_OK;
+}
+
+static qe_status read_object(qe_trace_reader *reader, qe_object_kind kind) {
+    qe_object object = {.kind = kind, .weight = QE_NONE, .scale = QE_NONE};
+    char *at;
+    uint32_t index;
+    QE_TRY(read_new_name(reader, (uint32_t)kind, object.name, &at));
+    QE_TRY(read_object_settings(reader, &object));
+    qe_status status = qe_program_add_object(reader->program, &object, &index, reader->error_out);
+    if (status != QE_OK) return qe_trace_refused(reader, at, status);
+    return keep_name(reader, (uint32_t)kind, object.name, index);
+}
+
+static qe_status read_scale(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_SCALE); }
+static qe_status read_slot(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_SLOT); }
+static qe_status read_weight(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_WEIGHT); }
+static qe_status read_cache(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_CACHE); }
+static qe_status read_grad(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_GRAD); }
+static qe_status read_buffer(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_BUFFER); }
+
+static qe_status read_stream(qe_trace_reader *reader) {
+    static const char *const roles[] = {"compute", "comm", "caller", "host"};
+    char name[QE_NAME_BYTES], role[QE_NAME_BYTES];
+    char *at;
+    uint32_t index;
+    QE_TRY(read_new_name(reader, QE_NAMES_STREAM, name, &at));
+    (void)qe_trace_at_end(reader);
+    char *before = reader->at;
+    QE_TRY(qe_trace_word(reader, "compute, comm, caller or host", role));
+    for (int i = 0; i <= QE_STREAM_HOST; i++) {
+        if (strcmp(role, roles[i]) != 0) continue;
+        qe_status status = qe_program_add_stream(reader->program, name, (qe_stream_role)i, &index, reader->error_out);
+        if (status != QE_OK) return qe_trace_refused(reader, at, status);
+        return keep_name(reader, QE_NAMES_STREAM, name, index);
+    }
+    reader->at = before;
+    return qe_trace_expected(reader, "compute, comm, caller or host");
+}
+
+static qe_status read_event(qe_trace_reader *reader) {
+    char name[QE_NAME_BYTES];
+    char *at;
+    QE_TRY(read_new_name(reader, QE_NAMES_EVENT, name, &at));
+    if (reader->program->event_count == QE_PROGRAM_MAX) return qe_trace_expected(reader, "fewer events");
+    return keep_name(reader, QE_NAMES_EVENT, name, qe_program_add_event(reader->program));
+}
+
+static qe_status read_order(qe_trace_reader *reader) {
+    qe_deposit deposit = {0};
+    QE_TRY(qe_trace_known(reader, QE_OBJECT_GRAD, &deposit.object));
+    do {
+        uint64_t number;
+        (void)qe_trace_at_end(reader);
+        char *at = reader->at;
+        QE_TRY(qe_trace_number(reader, UINT32_MAX, "a contribution such as 3 or 3/1 (microbatch/use)", &number));
+        deposit.microbatch = (uint32_t)number;
+        deposit.use = 0;
+        if (qe_trace_takes(reader, '/')) {
+            QE_TRY(qe_trace_number(reader, UINT16_MAX, "a use below 65536", &number));
+            deposit.use = (uint16_t)number;
+        }
+        qe_status status = qe_program_add_deposit(reader->program, &deposit, reader->error_out);
+        if (status != QE_OK) return qe_trace_refused(reader, at, status);
+    } while (!qe_trace_at_end(reader));
+    return QE_OK;
+}
+
+/* `stage=S mb=M`, each where it stands. */
+static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
+    uint64_t value = 0;
+    int taken;
+    QE_TRY(read_setting(reader, "stage", UINT16_MAX, &value, &taken));
+    item->stage = (uint16_t)value;
+    QE_TRY(read_setting(reader, "mb", QE_NONE - 1, &value, &taken));
+    if (taken) item->microbatch = (uint32_t)value;
+    return QE_OK;
+}
+
+static qe_status read_keyword(qe_trace_reader *reader, const char *keyword, const char *expected) {
+    char word[QE_NAME_BYTES];
+    (void)qe_trace_at_end(reader);
+    char *before = reader->at;
+    QE_TRY(qe_trace_word(reader, expected, word));
+    if (strcmp(word, keyword) == 0) return QE_OK;
+    reader->at = before;
+    return qe_trace_expected(reader, expected);
+}
+
+static qe_status add_item(qe_trace_reader *reader, qe_item *item, const qe_effect *effects, uint32_t count) {
+    item->line = reader->line_number;
+    qe_status status = qe_program_add_item(reader->program, item, effects, count, NULL, reader->error_out);
+    return status == QE_OK ? QE_OK : qe_trace_refused(reader, reader->line, status);
+}
+
+static qe_status read_label(qe_trace_reader *reader, uint32_t *label_out) {
+    char text[QE_NAME_BYTES];
+    (void)qe_trace_at_end(reader);
+    char *at = reader->at;
+    QE_TRY(qe_trace_name(reader, "what the op is, such as norm_quantize", text));
+    *label_out = qe_names_find(&reader->names, QE_NAMES_LABEL, text);
+    if (*label_out != QE_NONE) return QE_OK;
+    qe_status status = qe_program_add_label(reader->program, text, label_out, reader->error_out);
+    if (status != QE_OK) return qe_trace_refused(reader, at, status);
+    return keep_name(reader, QE_NAMES_LABEL, text, *label_out);
+}
+
+static qe_status read_op(qe_trace_reader *reader) {
+    qe_item item = {.kind = QE_ITEM_OP, .microbatch = QE_NONE};
+    qe_effect effects[QE_EFFECTS_MAX];
+    uint32_t count = 0;
+    QE_TRY(read_label(reader, &item.label));
+    QE_TRY(read_keyword(reader, "on", "`on` and a stream"));
+    QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
+    QE_TRY(read_place(reader, &item));
+    if (!qe_trace_at_end(reader) && !qe_trace_takes(reader, ':'))
+        return qe_trace_expected(reader, "stage=N, mb=N, or `:` and the effects of the op");
+    for (; !qe_trace_at_end(reader); count++) {
+        if (count == QE_EFFECTS_MAX) return qe_trace_expected(reader, "at most 16 effects of one op");
+        QE_TRY(qe_trace_effect(reader, &item, &effects[count]));
+    }
+    return add_item(reader, &item, effects, count);
+}
+
+static qe_status read_edge(qe_trace_reader *reader, qe_item_kind kind) {
+    qe_item item = {.kind = (uint8_t)kind, .microbatch = QE_NONE};
+    QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
+    QE_TRY(read_keyword(reader, "on", "`on` and a stream"));
+    QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
+    QE_TRY(read_place(reader, &item));
+    return add_item(reader, &item, NULL, 0);
+}
+
+static qe_status read_record(qe_trace_reader *reader) { return read_edge(reader, QE_ITEM_RECORD); }
+static qe_status read_wait(qe_trace_reader *reader) { return read_edge(reader, QE_ITEM_WAIT); }
+
+static qe_status read_sync(qe_trace_reader *reader) {
+    qe_item item = {.kind = QE_ITEM_SYNC_DEVICE, .microbatch = QE_NONE};
+    char word[QE_NAME_BYTES];
+    (void)qe_trace_at_end(reader);
+    char *before = reader->at;
+    QE_TRY(qe_trace_word(reader, "event, stream or device", word));
+    if (strcmp(word, "event") == 0) {
+        item.kind = QE_ITEM_SYNC_EVENT;
+        QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
+    } else if (strcmp(word, "stream") == 0) {
+        item.kind = QE_ITEM_SYNC_STREAM;
+        QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
+    } else if (strcmp(word, "device") != 0) {
+        reader->at = before;
+        return qe_trace_expected(reader, "event, stream or device");
+    }
+    QE_TRY(read_place(reader, &item));
+    return add_item(reader, &item, NULL, 0);
+}
+
+static qe_status read_step(qe_trace_reader *reader) {
+    qe_item item = {.kind = QE_ITEM_STEP_BEGIN, .microbatch = QE_NONE};
+    char word[QE_NAME_BYTES];
+    (void)qe_trace_at_end(reader);
+    char *before = reader->at;
+    QE_TRY(qe_trace_word(reader, "begin or end", word));
+    if (strcmp(word, "end") == 0) item.kind = QE_ITEM_STEP_END;
+    else if (strcmp(word, "begin") != 0) {
+        reader->at = before;
+        return qe_trace_expected(reader, "begin or end");
+    }
+    return add_item(reader, &item, NULL, 0);
+}
+
+typedef struct statement {
+    const char *word;
+    statement_reader read;
+} statement;
+
+static qe_status read_statement(qe_trace_reader *reader) {
+    static const statement statements[] = {
+        {"op", read_op},         {"record", read_record}, {"wait", read_wait},     {"sync", read_sync},
+        {"step", read_step},     {"stream", read_stream}, {"event", read_event},   {"scale", read_scale},
+        {"slot", read_slot},     {"weight", read_weight}, {"cache", read_cache},   {"grad", read_grad},
+        {"buffer", read_buffer}, {"order", read_order},
+    };
+    static const char expected[] = "op, record, wait, sync, step, stream, event, scale, slot, weight, cache, grad, "
+                                   "buffer or order";
+    char word[QE_NAME_BYTES];
+    char *before = reader->at;
+    QE_TRY(qe_trace_word(reader, expected, word));
+    for (size_t i = 0; i < sizeof statements / sizeof statements[0]; i++) {
+        if (strcmp(word, statements[i].word) != 0) continue;
+        QE_TRY(statements[i].read(reader));
+        return qe_trace_at_end(reader) ? QE_OK : qe_trace_expected(reader, "the end of the line");
+    }
+    reader->at = before;
+    return qe_trace_expected(reader, expected);
+}
+
+/* One line without its end, or *end_out at the end of the file. */
+static qe_status next_line(qe_trace_reader *reader, int *end_out) {
+    size_t length = 0;
+    int c;
+    *end_out = 0;
+    reader->line_number++;
+    reader->at = reader->line;
+    while ((c = getc(reader->file)) != EOF && c != '\n') {
+        if (c == '\0' || length == QE_TRACE_LINE_BYTES - 1) {
+            qe_error_set(reader->error_out, QE_ERROR_FORMAT, c ? "break the line" : "a trace is text",
+                         c ? "the line is longer than %d bytes" : "found a zero byte", QE_TRACE_LINE_BYTES - 1);
+            return qe_trace_refused(reader, reader->line + length, QE_ERROR_FORMAT);
+        }
+        reader->line[length++] = (char)c;
+    }
+    if (ferror(reader->file)) {
+        qe_error_set(reader->error_out, QE_ERROR_IO, NULL, "cannot read: %s", strerror(errno));
+        return qe_trace_refused(reader, reader->line, QE_ERROR_IO);
+    }
+    if (length > 0 && reader->line[length - 1] == '\r') length--;
+    reader->line[length] = '\0';
+    *end_out = c == EOF && length == 0;
+    return QE_OK;
+}
+
+static qe_status read_version(qe_trace_reader *reader) {
+    int end;
+    do {
+        QE_TRY(next_line(reader, &end));
+        if (end) return qe_trace_expected(reader, "`qet 1`, the first line of a trace");
+    } while (qe_trace_at_end(reader));
+    if (strncmp(reader->at, "qet 1", 5) != 0) return qe_trace_expected(reader, "`qet 1`, the first line of a trace");
+    reader->at += 5;
+    return qe_trace_at_end(reader) ? QE_OK : qe_trace_expected(reader, "`qet 1`: this is another version of traces");
+}
+
+static qe_status read_lines(qe_trace_reader *reader) {
+    int end;
+    QE_TRY(read_version(reader));
+    for (;;) {
+        QE_TRY(next_line(reader, &end));
+        if (end) return QE_OK;
+        if (reader->line_number == UINT32_MAX) return qe_trace_expected(reader, "fewer lines");
+        if (!qe_trace_at_end(reader)) QE_TRY(read_statement(reader));
+    }
+}
+
+qe_status qe_trace_read(FILE *file, const char *path, qe_program *program, qe_error *error_out) {
+    QE_ASSERT(file != NULL);
+    QE_ASSERT(program != NULL);
+    QE_ASSERT(program->object_count == 0);
+    QE_ASSERT(program->item_count == 0);
+    qe_trace_reader reader = {.file = file, .path = path, .program = program, .error_out = error_out};
+    reader.line = malloc(QE_TRACE_LINE_BYTES);
+    if (reader.line == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to read a trace");
+    qe_status status = read_lines(&reader);
+    if (status != QE_OK) qe_program_deinit(program);
+    qe_names_deinit(&reader.names);
+    free(reader.line);
+    return status;
+}

@@ -1,0 +1,117 @@
+/* test_traces.c - every trace under tests/traces is judged as its `# expect:` line says: `ok`, or the rules of the
+ * records in order, `rule*N` where one record counts N. Written and read again, it is judged the same. */
+#include "core_program.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+
+static const char *const folder = "tests/traces";
+
+static FILE *open_trace(const char *name, char *path, size_t capacity) {
+    snprintf(path, capacity, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    return file;
+}
+
+static void read_expected(FILE *file, char *expected, size_t capacity) {
+    char line[1024];
+    expected[0] = '\0';
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, "# expect: ", 10) != 0) continue;
+        snprintf(expected, capacity, "%s", line + 10);
+        expected[strcspn(expected, "\n")] = '\0';
+        break;
+    }
+    rewind(file);
+    assert_true(expected[0] != '\0');
+}
+
+static void describe(qe_status status, const qe_violations *violations, char *text, size_t capacity) {
+    size_t length = 0;
+    if (status == QE_OK) snprintf(text, capacity, "ok");
+    for (uint32_t i = 0; i < violations->count; i++) {
+        const qe_violation *record = &violations->record[i];
+        length += (size_t)snprintf(text + length, capacity - length, "%s%s", i ? " " : "", qe_rule_id(record->rule));
+        if (record->count > 1) length += (size_t)snprintf(text + length, capacity - length, "*%u", record->count);
+    }
+}
+
+static void assert_text(const qe_violations *violations, const qe_program *program) {
+    for (uint32_t i = 0; i < violations->count; i++) {
+        char text[1024];
+        int length = qe_violation_text(&violations->record[i], program, text, sizeof text);
+        assert_true(length > 0 && (size_t)length < sizeof text);
+        assert_int_equal(strlen(text), length);
+        assert_non_null(strstr(text, qe_rule_id(violations->record[i].rule)));
+        assert_non_null(strstr(text, qe_rule_sentence(violations->record[i].rule)));
+        assert_non_null(strstr(text, "at line "));
+        assert_int_equal(qe_violation_text(&violations->record[i], program, NULL, 0), length);
+        print_message("    %s\n", text);
+    }
+}
+
+static void check_again(const qe_program *program, const char *expected) {
+    qe_program again;
+    qe_violations violations;
+    char found[1024];
+    FILE *copy = tmpfile();
+    assert_non_null(copy);
+    assert_int_equal(qe_trace_write(program, copy, NULL), QE_OK);
+    rewind(copy);
+    qe_program_init(&again);
+    qe_error error;
+    qe_status read = qe_trace_read(copy, "copy", &again, &error);
+    if (read != QE_OK) print_error("%u:%u %s\n", error.line, error.column, error.message);
+    assert_int_equal(read, QE_OK);
+    describe(qe_program_judge(&again, &violations, NULL), &violations, found, sizeof found);
+    assert_string_equal(found, expected);
+    fclose(copy);
+    qe_program_deinit(&again);
+}
+
+/* Returns 1 when the trace is judged otherwise than expected. */
+static int check_trace(const char *name) {
+    char path[512], expected[1024], found[1024];
+    qe_program program;
+    qe_violations violations;
+    qe_error error;
+    FILE *file = open_trace(name, path, sizeof path);
+    read_expected(file, expected, sizeof expected);
+    qe_program_init(&program);
+    qe_status read = qe_trace_read(file, path, &program, &error);
+    if (read != QE_OK) print_error("%s:%u:%u: %s\n", error.path, error.line, error.column, error.message);
+    assert_int_equal(read, QE_OK);
+    qe_status status = qe_program_judge(&program, &violations, NULL);
+    assert_true(status == QE_OK || status == QE_CONTRACT);
+    describe(status, &violations, found, sizeof found);
+    print_message("%s: %s\n", name, found);
+    assert_text(&violations, &program);
+    int differs = strcmp(found, expected) != 0;
+    if (differs) print_error("%s: found %s, expected %s\n", name, found, expected);
+    check_again(&program, found);
+    fclose(file);
+    qe_program_deinit(&program);
+    return differs;
+}
+
+static void every_trace_is_judged_as_its_header_says(void **state) {
+    (void)state;
+    DIR *directory = opendir(folder);
+    assert_non_null(directory);
+    int count = 0, different = 0;
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        size_t length = strlen(entry->d_name);
+        if (length < 5 || strcmp(entry->d_name + length - 4, ".qet") != 0) continue;
+        different += check_trace(entry->d_name);
+        count++;
+    }
+    closedir(directory);
+    assert_true(count >= 60);
+    assert_int_equal(different, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_trace_is_judged_as_its_header_says)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
