@@ -281,7 +281,7 @@ qe_status qe_session_initialize(qe_session *session, qe_error *error_out) {
         qe_model_initialize(session->model, i, session->settings.train.seed, values);
         qe_status status = qe_team_parameter_write(session->team, i, values, error_out);
         free(values);
-        QE_TRY(status);
+        if (status != QE_OK) return status;
     }
     return QE_OK;
 }

@@ -275,7 +275,7 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
     for (int moment = 0; status == QE_OK && moment < 3; moment++)
         status = hash_parameters(team, &hash, values, moment, error_out);
     free(values);
-    QE_TRY(status);
+    if (status != QE_OK) return status;
     hash_scales(team, &hash);
     qe_hash_text(qe_hash_digest(&hash), text_out);
     return QE_OK;
