@@ -34,13 +34,21 @@ static void scores_of(host_sgemm *sgemm, const tile *t, const float *queries, si
           (int)query_pitch, keys, (int)key_pitch, 0.0f, scores, (int)t->pitch);
 }
 
+/* The last 16 keys of which a query sees some; those that it does not see become `fill`. */
+static void row_cut(float *row, size_t seen, float fill) {
+    const size_t last = (seen - 1) / LANES * LANES;
+    lanes_keep(row + last, seen - last, fill);
+}
+
 /* One row: what lies behind `seen` becomes 0. Returns the sum; *most_out is the largest score. */
 static float row_exponentials(float *row, size_t seen, size_t pitch, float *most_out) {
-    const float most = row_max(row, seen);
     const size_t padded = lanes_up(seen);
+    row_cut(row, seen, float_of(0xFF800000));
+    const float most = row_max(row, padded);
     KERNEL_VECTOR
     for (size_t i = 0; i < padded; ++i) row[i] = exp_lane(row[i] - most);
-    for (size_t i = seen; i < pitch; ++i) row[i] = 0.0f;
+    row_cut(row, seen, 0.0f);
+    memset(row + padded, 0, (pitch - padded) * sizeof(float));
     *most_out = most;
     return row_sum(row, padded);
 }
@@ -104,7 +112,10 @@ static void row_backward(float *scores, float *dp, size_t seen, size_t pitch, fl
     const size_t padded = lanes_up(seen);
     KERNEL_VECTOR
     for (size_t i = 0; i < padded; ++i) scores[i] = exp_lane(scores[i] - lse);
-    for (size_t i = seen; i < pitch; ++i) scores[i] = dp[i] = 0.0f;
+    row_cut(scores, seen, 0.0f);
+    row_cut(dp, seen, 0.0f);
+    memset(scores + padded, 0, (pitch - padded) * sizeof(float));
+    memset(dp + padded, 0, (pitch - padded) * sizeof(float));
     const float mean = row_dot(scores, dp, padded);
     KERNEL_VECTOR
     for (size_t i = 0; i < padded; ++i) dp[i] = scores[i] * (dp[i] - mean);

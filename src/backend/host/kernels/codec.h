@@ -6,45 +6,50 @@
 #include "backend/host/kernels/level.h"
 #include "qeffect/recipe.h"
 
-#define FLOAT_MAGNITUDE 0x7FFFFFFFu
-#define FLOAT_INFINITE 0x7F800000u
+/* Magnitudes are signed integers: they are below 2^31, and vectors compare signed numbers faster. */
+#define FLOAT_MAGNITUDE 0x7FFFFFFF
+#define FLOAT_INFINITE 0x7F800000
 #define FLOAT_QUIET 0x7FC00000u
+#define FLOAT_SIGN 0x80000000u
 
 /* Mantissa bits dropped from a float. */
-KERNEL_INLINE uint32_t fp8_drop(qe_format format) { return format == QE_FORMAT_E4M3 ? 20u : 21u; }
+KERNEL_INLINE int32_t fp8_drop(qe_format format) { return format == QE_FORMAT_E4M3 ? 20 : 21; }
 /* What a float's exponent is above the format's, at its place in a float. */
-KERNEL_INLINE uint32_t fp8_rebias(qe_format format) { return (format == QE_FORMAT_E4M3 ? 120u : 112u) << 23; }
-KERNEL_INLINE uint32_t fp8_largest(qe_format format) { return format == QE_FORMAT_E4M3 ? 0x43E00000u : 0x47600000u; }
-/* A number whose last mantissa bit is worth one subnormal step (2^-9, 2^-16): 2^14, 2^7. */
-KERNEL_INLINE float fp8_step(qe_format format) { return format == QE_FORMAT_E4M3 ? 16384.0f : 128.0f; }
+KERNEL_INLINE int32_t fp8_rebias(qe_format format) { return (format == QE_FORMAT_E4M3 ? 120 : 112) << 23; }
+KERNEL_INLINE int32_t fp8_largest(qe_format format) { return format == QE_FORMAT_E4M3 ? 0x43E00000 : 0x47600000; }
+KERNEL_INLINE int32_t magnitude_of(float value) { return (int32_t)bits_of(value) & FLOAT_MAGNITUDE; }
 
-/* Rounds one value. The code, and the value that it stands for (NaN: the quiet NaN). */
+/* Rounds one value. The code, and the value that it stands for (NaN: the quiet NaN).
+ * `step` is the power of two whose last mantissa bit is worth one unit of the code at this magnitude (below the
+ * smallest normal, one subnormal unit): adding it rounds to nearest even, and the unit count stands in the low bits.
+ * A normal number's count begins at one binade's worth of codes, as do the subnormals' when their exponent is taken
+ * for the smallest normal's; so one formula serves both. */
 KERNEL_INLINE uint32_t fp8_round(qe_format format, float value, float *rounded_out) {
-    const uint32_t drop = fp8_drop(format), bits = bits_of(value), sign = bits & ~FLOAT_MAGNITUDE;
-    const uint32_t magnitude = bits & FLOAT_MAGNITUDE;
-    const uint32_t clamped = magnitude < fp8_largest(format) ? magnitude : fp8_largest(format);
-    const uint32_t normal = (clamped + ((1u << (drop - 1)) - 1) + ((clamped >> drop) & 1)) & ~((1u << drop) - 1);
-    const float stepped = float_of(clamped) + fp8_step(format);
-    const uint32_t normal_code = (normal - fp8_rebias(format)) >> drop;
-    const uint32_t small_code = bits_of(stepped) - bits_of(fp8_step(format));
-    const int is_small = clamped < fp8_rebias(format) + (1u << 23);
-    const uint32_t code = (is_small ? small_code : normal_code) | sign >> 24;
-    const uint32_t rounded = (is_small ? bits_of(stepped - fp8_step(format)) : normal) | sign;
+    const int32_t drop = fp8_drop(format), lowest = fp8_rebias(format) + (1 << 23);
+    const int32_t magnitude = magnitude_of(value);
+    const uint32_t sign = bits_of(value) & FLOAT_SIGN;
+    const int32_t clamped = magnitude < fp8_largest(format) ? magnitude : fp8_largest(format);
+    const int32_t own = clamped & FLOAT_INFINITE, exponent = own > lowest ? own : lowest;
+    const int32_t step = exponent + (drop << 23);
+    const float sum = float_of((uint32_t)clamped) + float_of((uint32_t)step);
+    const int32_t units = (int32_t)bits_of(sum) - step;
+    const int32_t code = ((exponent - lowest) >> drop) + units;
+    const uint32_t rounded = bits_of(sum - float_of((uint32_t)step)) | sign;
     const int is_nan = magnitude > FLOAT_INFINITE;
     *rounded_out = float_of(is_nan ? FLOAT_QUIET : rounded);
-    return is_nan ? 0x7Fu : code;
+    return is_nan ? 0x7Fu : (uint32_t)code | sign >> 24;
 }
 
 KERNEL_INLINE float fp8_value(qe_format format, uint32_t code) {
-    const uint32_t magnitude = code & 0x7F, sign = (code & 0x80) << 24;
-    const uint32_t shifted = (magnitude << fp8_drop(format)) + fp8_rebias(format);
+    const int32_t magnitude = (int32_t)(code & 0x7F), lowest = fp8_rebias(format) + (1 << 23);
+    const uint32_t sign = (code & 0x80) << 24;
+    const int32_t shifted = (magnitude << fp8_drop(format)) + fp8_rebias(format);
     /* A subnormal is read as if it had the hidden bit of the smallest normal, which is then taken away: exact, and no
      * slow denormal float on the way. */
-    const uint32_t lowest = fp8_rebias(format) + (1u << 23);
-    const uint32_t small = bits_of(float_of(shifted + (1u << 23)) - float_of(lowest));
-    const uint32_t finite = shifted < lowest ? small : shifted;
+    const float small = float_of((uint32_t)shifted + (1u << 23)) - float_of((uint32_t)lowest);
+    const uint32_t finite = shifted < lowest ? bits_of(small) : (uint32_t)shifted;
     const uint32_t infinite = format == QE_FORMAT_E5M2 && magnitude == 0x7C ? FLOAT_INFINITE : FLOAT_QUIET;
-    const int is_finite = magnitude <= (format == QE_FORMAT_E4M3 ? 0x7Eu : 0x7Bu);
+    const int is_finite = magnitude <= (format == QE_FORMAT_E4M3 ? 0x7E : 0x7B);
     return float_of(sign | (is_finite ? finite : infinite));
 }
 
@@ -52,15 +57,15 @@ KERNEL_INLINE float fp8_value(qe_format format, uint32_t code) {
 KERNEL_INLINE uint32_t bf16_round(float value) {
     const uint32_t bits = bits_of(value);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    return (bits & FLOAT_MAGNITUDE) > FLOAT_INFINITE ? (bits >> 16 | 0x40) : rounded;
+    return magnitude_of(value) > FLOAT_INFINITE ? (bits >> 16 | 0x40) : rounded;
 }
 
 KERNEL_INLINE float bf16_value(uint32_t code) { return float_of(code << 16); }
 
 /* |x| as bits, 0 for NaN: the largest of them is the amax, in any order. */
-KERNEL_INLINE uint32_t amax_bits(float x) {
-    const uint32_t magnitude = bits_of(x) & FLOAT_MAGNITUDE;
-    return magnitude & (0u - (uint32_t)(magnitude <= FLOAT_INFINITE));
+KERNEL_INLINE int32_t amax_bits(float x) {
+    const int32_t magnitude = magnitude_of(x);
+    return magnitude & -(magnitude <= FLOAT_INFINITE);
 }
 
 #endif

@@ -68,9 +68,9 @@ KERNEL_INLINE void lanes_tail(const float *at, size_t count, float tail_out[LANE
 KERNEL_INLINE float lanes_sum(lanes sums) {
     float at[LANES];
     memcpy(at, &sums, sizeof at);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) at[i] += at[i + half];
-    return at[0];
+    for (int i = 0; i < 8; ++i) at[i] += at[i + 8];
+    for (int i = 0; i < 4; ++i) at[i] += at[i + 4];
+    return (at[0] + at[2]) + (at[1] + at[3]);
 }
 
 KERNEL_INLINE float row_sum(const float *x, size_t count) {
@@ -120,26 +120,48 @@ KERNEL_INLINE float row_dot3(const float *x, const float *y, const float *z, siz
     return lanes_sum(sums);
 }
 
+KERNEL_INLINE float larger(float a, float b) { return a > b ? a : b; }
+
 KERNEL_INLINE lane_part lane_larger(lane_part a, lane_part b) {
     const lane_mask keep = (lane_mask)(a > b);
     return (lane_part)(((lane_mask)a & keep) | ((lane_mask)b & ~keep));
 }
 
+/* Keeps the first `count` of 16 values, 1 to 16; the others become `fill`. */
+KERNEL_INLINE void lanes_keep(float at[LANES], size_t count, float fill) {
+    static const int32_t keep[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    const lane_mask other = (lane_mask){0} + (int32_t)bits_of(fill);
+    for (int part = 0; part < LANE_PARTS; ++part) {
+        lane_mask mask, value;
+        memcpy(&mask, keep + LANES - count + part * LANE_PART, sizeof mask);
+        memcpy(&value, at + part * LANE_PART, sizeof value);
+        value = (value & mask) | (other & ~mask);
+        memcpy(at + part * LANE_PART, &value, sizeof value);
+    }
+}
+
 /* The largest value; which of several equal zeros, and what becomes of NaN, is the same at every level.
  * Requires: count > 0. */
 KERNEL_INLINE float row_max(const float *x, size_t count) {
+    const float lowest = float_of(0xFF800000);
     lanes most;
-    for (int part = 0; part < LANE_PARTS; ++part) most.part[part] = (lane_part)((lane_mask){0} + (int32_t)0xFF800000);
+    for (int part = 0; part < LANE_PARTS; ++part) most.part[part] = (lane_part){0} + lowest;
     size_t i = 0;
     for (; i + LANES <= count; i += LANES)
         for (int part = 0; part < LANE_PARTS; ++part)
             most.part[part] = lane_larger(most.part[part], lane_load(x + i, part));
+    if (i < count) {
+        float tail[LANES];
+        lanes_tail(x + i, count - i, tail);
+        lanes_keep(tail, count - i, lowest);
+        for (int part = 0; part < LANE_PARTS; ++part)
+            most.part[part] = lane_larger(most.part[part], lane_load(tail, part));
+    }
     float at[LANES];
     memcpy(at, &most, sizeof at);
-    for (size_t lane = 0; i + lane < count; ++lane) at[lane] = at[lane] > x[i + lane] ? at[lane] : x[i + lane];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; ++lane) at[lane] = at[lane] > at[lane + half] ? at[lane] : at[lane + half];
-    return at[0];
+    for (int lane = 0; lane < 8; ++lane) at[lane] = larger(at[lane], at[lane + 8]);
+    for (int lane = 0; lane < 4; ++lane) at[lane] = larger(at[lane], at[lane + 4]);
+    return larger(larger(at[0], at[2]), larger(at[1], at[3]));
 }
 
 /* e^x within 2 units in the last place, NaN stays NaN. Arguments are clamped to [-87.3, 88.3], where the result is a

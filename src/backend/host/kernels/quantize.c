@@ -8,13 +8,13 @@
 #include "qeffect/limits.h"
 
 /* One run of values that share a scale. codes or decoded may be NULL; decoded may be x. Returns the amax's bits. */
-KERNEL_INLINE uint32_t span_of(qe_format format, int with_codes, int with_decoded, const float *x, size_t count,
-                               float scale, float scale_inv, uint8_t *codes, float *decoded) {
-    uint32_t amax = 0;
+KERNEL_INLINE int32_t span_of(qe_format format, int with_codes, int with_decoded, const float *x, size_t count,
+                              float scale, float scale_inv, uint8_t *codes, float *decoded) {
+    int32_t amax = 0;
     KERNEL_VECTOR
     for (size_t i = 0; i < count; ++i) {
         const float value = x[i];
-        const uint32_t magnitude = amax_bits(value);
+        const int32_t magnitude = amax_bits(value);
         float rounded;
         const uint32_t code = fp8_round(format, value * scale, &rounded);
         if (with_codes) codes[i] = (uint8_t)code;
@@ -24,31 +24,31 @@ KERNEL_INLINE uint32_t span_of(qe_format format, int with_codes, int with_decode
     return amax;
 }
 
-static uint32_t span_amax(const float *x, size_t count) {
-    uint32_t amax = 0;
+static int32_t span_amax(const float *x, size_t count) {
+    int32_t amax = 0;
     KERNEL_VECTOR
     for (size_t i = 0; i < count; ++i) {
-        const uint32_t magnitude = amax_bits(x[i]);
+        const int32_t magnitude = amax_bits(x[i]);
         amax = amax > magnitude ? amax : magnitude;
     }
     return amax;
 }
 
-#define SPAN_FORMAT(format, name)                                                                            \
-    static uint32_t span_##name##_both(const float *x, size_t n, float s, float inv, uint8_t *c, float *d) { \
-        return span_of(format, 1, 1, x, n, s, inv, c, d);                                                    \
-    }                                                                                                        \
-    static uint32_t span_##name##_codes(const float *x, size_t n, float s, float inv, uint8_t *c) {          \
-        return span_of(format, 1, 0, x, n, s, inv, c, NULL);                                                 \
-    }                                                                                                        \
-    static uint32_t span_##name##_decoded(const float *x, size_t n, float s, float inv, float *d) {          \
-        return span_of(format, 0, 1, x, n, s, inv, NULL, d);                                                 \
+#define SPAN_FORMAT(format, name)                                                                           \
+    static int32_t span_##name##_both(const float *x, size_t n, float s, float inv, uint8_t *c, float *d) { \
+        return span_of(format, 1, 1, x, n, s, inv, c, d);                                                   \
+    }                                                                                                       \
+    static int32_t span_##name##_codes(const float *x, size_t n, float s, float inv, uint8_t *c) {          \
+        return span_of(format, 1, 0, x, n, s, inv, c, NULL);                                                \
+    }                                                                                                       \
+    static int32_t span_##name##_decoded(const float *x, size_t n, float s, float inv, float *d) {          \
+        return span_of(format, 0, 1, x, n, s, inv, NULL, d);                                                \
     }
 SPAN_FORMAT(QE_FORMAT_E4M3, e4m3)
 SPAN_FORMAT(QE_FORMAT_E5M2, e5m2)
 
-static uint32_t span(uint8_t format, const float *x, size_t count, float scale, float scale_inv, uint8_t *codes,
-                     float *decoded) {
+static int32_t span(uint8_t format, const float *x, size_t count, float scale, float scale_inv, uint8_t *codes,
+                    float *decoded) {
     const int is_e4m3 = format == QE_FORMAT_E4M3;
     if (codes && decoded)
         return (is_e4m3 ? span_e4m3_both : span_e5m2_both)(x, count, scale, scale_inv, codes, decoded);
@@ -96,7 +96,7 @@ static void quantizer_span(quantizer *q, const float *x, size_t at, size_t count
     } else if (target->recipe == QE_RECIPE_FP32) {
         fp32_span(x, count, codes ? (float *)codes + at : NULL, decoded);
     } else {
-        const uint32_t amax =
+        const int32_t amax =
             span(target->format, x, count, q->scale, q->scale_inv, codes ? (uint8_t *)codes + at : NULL, decoded);
         q->amax = q->amax > amax ? q->amax : amax;
     }
@@ -105,7 +105,7 @@ static void quantizer_span(quantizer *q, const float *x, size_t at, size_t count
 void KERNEL(quantizer_rows)(quantizer *q, const float *x, size_t row, size_t count) {
     if (q->target->recipe == QE_RECIPE_BLOCK) return;
     if (q->target->recipe == QE_RECIPE_CURRENT) {
-        const uint32_t amax = span_amax(x, count * q->columns);
+        const int32_t amax = span_amax(x, count * q->columns);
         q->amax = q->amax > amax ? q->amax : amax;
         return;
     }
@@ -115,8 +115,8 @@ void KERNEL(quantizer_rows)(quantizer *q, const float *x, size_t row, size_t cou
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t blocks_of(size_t count) { return (count + QE_BLOCK - 1) / QE_BLOCK; }
 
-static float block_scale(const qe_quantize_target *target, uint32_t amax) {
-    return qe_scale_from_amax(float_of(amax), qe_format_max((qe_format)target->format), 1);
+static float block_scale(const qe_quantize_target *target, int32_t amax) {
+    return qe_scale_from_amax(float_of((uint32_t)amax), qe_format_max((qe_format)target->format), 1);
 }
 
 /* decoded: each 1x128 block of a row has its own scale. */
@@ -149,11 +149,11 @@ static void column_codes(uint8_t format, const float *x, size_t count, const flo
 /* Up to 128 rows by 128 columns of 128x1 blocks; x and the tensor's arrays begin at the first of them. */
 static void block_columns_tile(const quantizer *q, const float *x, size_t rows, size_t columns, uint8_t *codes,
                                float *scale_inv) {
-    uint32_t amax[QE_BLOCK] = {0};
+    int32_t amax[QE_BLOCK] = {0};
     float scales[QE_BLOCK];
     for (size_t row = 0; row < rows; ++row)
         for (size_t i = 0; i < columns; ++i) {
-            const uint32_t magnitude = amax_bits(x[row * q->columns + i]);
+            const int32_t magnitude = amax_bits(x[row * q->columns + i]);
             amax[i] = amax[i] > magnitude ? amax[i] : magnitude;
         }
     for (size_t i = 0; i < columns; ++i) {
@@ -179,9 +179,9 @@ static void block_columns(const quantizer *q, const float *x) {
 
 /* One 128x128 tile of a weight, codes and decoded with the same scale. Returns its inverse scale. */
 static float block_tile(const quantizer *q, const float *x, size_t at, size_t rows, size_t columns) {
-    uint32_t amax = 0;
+    int32_t amax = 0;
     for (size_t row = 0; row < rows; ++row) {
-        const uint32_t of_row = span_amax(x + at + row * q->columns, columns);
+        const int32_t of_row = span_amax(x + at + row * q->columns, columns);
         amax = amax > of_row ? amax : of_row;
     }
     const float scale = block_scale(q->target, amax), scale_inv = qe_scale_inverse(scale);
@@ -220,12 +220,12 @@ void KERNEL(quantizer_end)(quantizer *q, const float *x) {
         return;
     }
     if (target->recipe == QE_RECIPE_CURRENT) {
-        q->scale = qe_scale_from_amax(float_of(q->amax), qe_format_max((qe_format)target->format), 0);
+        q->scale = qe_scale_from_amax(float_of((uint32_t)q->amax), qe_format_max((qe_format)target->format), 0);
         q->scale_inv = qe_scale_inverse(q->scale);
         quantizer_span(q, x, 0, q->rows * q->columns);
     }
     if (target->retained.codes && target->retained.scale_inv) target->retained.scale_inv[0] = q->scale_inv;
-    if (target->amax && float_of(q->amax) > *target->amax) *target->amax = float_of(q->amax);
+    if (target->amax && float_of((uint32_t)q->amax) > *target->amax) *target->amax = float_of((uint32_t)q->amax);
 }
 
 static void quantize_all(const float *x, const qe_quantize_target *target, size_t rows, size_t columns, int is_weight) {

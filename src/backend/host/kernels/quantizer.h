@@ -13,7 +13,7 @@ typedef struct quantizer {
     size_t rows, columns;
     int is_weight;          /* QE_RECIPE_BLOCK: tiles instead of rows and columns */
     float scale, scale_inv; /* delayed, current */
-    uint32_t amax;          /* bits of the largest |x| so far */
+    int32_t amax;           /* bits of the largest |x| so far */
 } quantizer;
 
 void KERNEL(quantizer_begin)(quantizer *q, const qe_quantize_target *target, size_t rows, size_t columns,
