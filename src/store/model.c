@@ -80,14 +80,19 @@ static qe_status load_json(const char *path, json_t **config_out, qe_error *erro
     json_error_t error;
     QE_TRY(qe_store_open(path, &descriptor, &size_bytes, error_out));
     char *text = size_bytes <= CONFIG_BYTES_MAX ? malloc((size_t)size_bytes + 1) : NULL;
-    qe_status status = text ? qe_store_read(descriptor, path, text, size_bytes, error_out)
-                            : qe_store_refuse(error_out, QE_ERROR_FORMAT, path, "Name the directory of a model.",
-                                              "the file has %" PRIu64 " bytes, expected at most %d", size_bytes,
-                                              CONFIG_BYTES_MAX);
+    qe_status status = QE_OK;
+    if (size_bytes > CONFIG_BYTES_MAX)
+        status = qe_store_refuse(error_out, QE_ERROR_FORMAT, path, "Name the directory of a model.",
+                                 "the file has %" PRIu64 " bytes, expected at most %d", size_bytes, CONFIG_BYTES_MAX);
+    else if (text == NULL) status = qe_store_refuse_errno(error_out, path, "read", ENOMEM);
+    else status = qe_store_read(descriptor, path, text, size_bytes, error_out);
     close(descriptor);
+    errno = 0; /* jansson reports memory that ran out as bad JSON */
     json_t *config = status == QE_OK ? json_loadb(text, (size_t)size_bytes, JSON_REJECT_DUPLICATES, &error) : NULL;
+    int is_out_of_memory = errno == ENOMEM;
     free(text);
     if (status != QE_OK) return status;
+    if (config == NULL && is_out_of_memory) return qe_store_refuse_errno(error_out, path, "read", ENOMEM);
     if (config == NULL) {
         qe_store_refuse(error_out, QE_ERROR_FORMAT, path, "Write the model anew.", "not JSON: %s", error.text);
         qe_error_place(error_out, path, error.line > 0 ? (uint32_t)error.line : 0,

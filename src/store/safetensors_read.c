@@ -166,7 +166,9 @@ static qe_status parse_header(const source *from, char *text, uint64_t length, j
     QE_TRY(qe_store_read(from->descriptor, from->path, text, length, from->error_out));
     /* The format wants `{` first; spaces may follow the object. */
     if (text[0] != '{') return REFUSE(from, "the header does not begin with {");
+    errno = 0; /* jansson reports memory that ran out as bad JSON */
     json_t *header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
+    if (header == NULL && errno == ENOMEM) return qe_store_refuse_errno(from->error_out, from->path, "read", ENOMEM);
     if (header == NULL) return REFUSE(from, "the header is not JSON, at byte %d: %s", error.position, error.text);
     QE_ASSERT(json_is_object(header));
     *header_out = header;

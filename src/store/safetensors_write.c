@@ -25,6 +25,13 @@ static qe_status judge_tensor(const char *path, const qe_tensor *tensor, qe_erro
     return QE_OK;
 }
 
+/* jansson says only "no": memory that ran out shows in errno, which is cleared before; else the text was not UTF-8. */
+static qe_status refuse_text(const char *path, const char *what, size_t index, qe_error *error_out) {
+    if (errno == ENOMEM) return qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
+    return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, path, "Write names and metadata in UTF-8.",
+                           "%s %zu is not UTF-8", what, index);
+}
+
 /* {"dtype":...,"shape":[...],"data_offsets":[begin,end]}, or NULL when memory is out. */
 static json_t *describe(const qe_tensor *tensor, uint64_t begin) {
     json_t *shape = json_array();
@@ -44,10 +51,10 @@ static qe_status add_metadata(json_t *header, const char *path, const qe_metadat
     json_t *object = json_object();
     if (json_object_set_new(header, "__metadata__", object) != 0)
         return qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
+    errno = 0;
     for (size_t i = 0; i < count; i++)
         if (json_object_set_new(object, metadata[i].key, json_string(metadata[i].value)) != 0)
-            return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, path, "Write metadata in UTF-8.",
-                                   "metadata entry %zu is not UTF-8", i);
+            return refuse_text(path, "metadata entry", i, error_out);
     return QE_OK;
 }
 
@@ -63,9 +70,9 @@ static qe_status add_tensors(json_t *header, const char *path, const qe_tensor *
         if (strcmp(tensor->name, "__metadata__") == 0 || json_object_get(header, tensor->name) != NULL)
             return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, path, "Give every tensor a name of its own.",
                                    "the name \"%s\" is taken", tensor->name);
+        errno = 0;
         if (json_object_set_new(header, tensor->name, describe(tensor, begin)) != 0)
-            return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, path, "Name tensors in UTF-8.",
-                                   "the name of tensor %zu is not UTF-8, or memory is out", i);
+            return refuse_text(path, "the name of tensor", i, error_out);
     }
     return QE_OK;
 }
