@@ -287,6 +287,26 @@ static void the_level_is_lowered_by_the_environment_and_told_by_the_identity(voi
     unsetenv("QE_HOST_LEVEL");
 }
 
+static void a_thread_that_the_system_refuses_is_an_error_and_leaves_the_device_usable(void **state) {
+    (void)state;
+    pthread_attr_t usual, vast;
+    qe_stream *stream = NULL;
+    qe_error error = {0};
+    assert_int_equal(pthread_getattr_default_np(&usual), 0);
+    assert_int_equal(pthread_attr_init(&vast), 0);
+    assert_int_equal(pthread_attr_setstacksize(&vast, (size_t)1 << 50), 0); /* more than an address space */
+    assert_int_equal(pthread_setattr_default_np(&vast), 0);
+    assert_int_equal(host->stream->create(device, "refused", &stream, &error), QE_ERROR_IO);
+    assert_int_equal(pthread_setattr_default_np(&usual), 0);
+    assert_null(stream);
+    assert_non_null(strstr(error.message, "refused"));
+    stream = stream_of("again");
+    assert_int_equal(host->stream->sync(stream, NULL), QE_OK);
+    host->stream->destroy(stream);
+    pthread_attr_destroy(&vast);
+    pthread_attr_destroy(&usual);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_of_a_stream_run_in_the_order_of_submission),
@@ -299,6 +319,7 @@ int main(void) {
         cmocka_unit_test(a_transfer_without_a_transport_is_an_error_and_not_a_crash),
         cmocka_unit_test(a_hundred_thousand_items_on_three_streams_keep_their_edges),
         cmocka_unit_test(memory_is_zeroed_aligned_and_copied),
+        cmocka_unit_test(a_thread_that_the_system_refuses_is_an_error_and_leaves_the_device_usable),
         cmocka_unit_test(the_level_is_lowered_by_the_environment_and_told_by_the_identity),
     };
     return cmocka_run_group_tests(tests, device_open, device_close);
