@@ -99,37 +99,47 @@ static qe_status forwards_of(const qe_schedule *schedule, qe_schedule *out, qe_e
     return QE_OK;
 }
 
+/* Moves the action at `from` to `to`; those between close up. */
+static void move_action(qe_action *actions, uint32_t from, uint32_t to) {
+    qe_action moved = actions[from];
+    for (; from < to; from++) actions[from] = actions[from + 1];
+    for (; from > to; from--) actions[from] = actions[from - 1];
+    actions[to] = moved;
+}
+
+/* First action of a rank that is (or is not) a forward of `microbatch` or later; `end` when there is none. */
+static uint32_t find_action(const qe_schedule *schedule, uint32_t rank, int forward, uint32_t microbatch) {
+    uint32_t i = schedule->rank_begin[rank], end = schedule->rank_begin[rank + 1];
+    while (i < end && ((schedule->actions[i].kind == QE_ACTION_F) != forward || schedule->actions[i].microbatch < microbatch)) i++;
+    return i;
+}
+
+/* The first rank waits for a gradient before its second forward; the last rank for that forward before the gradient. */
+static void close_cycle(qe_schedule *schedule) {
+    uint32_t last = schedule->ranks - 1;
+    uint32_t forward = find_action(schedule, 0, 1, 1), backward = find_action(schedule, 0, 0, 0);
+    if (forward < backward && backward < schedule->rank_begin[1]) move_action(schedule->actions, backward, forward);
+    forward = find_action(schedule, last, 1, 1);
+    backward = find_action(schedule, last, 0, 0);
+    if (backward < forward && forward < schedule->rank_begin[last + 1]) move_action(schedule->actions, backward, forward);
+}
+
+static void drop_last_of_first_rank(qe_schedule *schedule) {
+    uint32_t end = schedule->rank_begin[1], all = schedule->rank_begin[schedule->ranks];
+    memmove(&schedule->actions[end - 1], &schedule->actions[end], (all - end) * sizeof *schedule->actions);
+    for (uint32_t rank = 1; rank <= schedule->ranks; rank++) schedule->rank_begin[rank]--;
+}
+
 /* Spoils a schedule so that it breaks one schedule rule (--inject schedule.*). */
 static void spoil(qe_schedule *schedule, qe_rule rule) {
     qe_action *first = schedule->actions;
     uint32_t count = schedule->rank_begin[1];
     if (count < 2) return;
-    qe_action last = first[count - 1];
-    if (rule == QE_RULE_SCHEDULE_DUPLICATE) first[count - 2] = last;
-    if (rule == QE_RULE_SCHEDULE_MISSING)
-        memmove(&first[count - 1], &first[count], (schedule->rank_begin[schedule->ranks] - count) * sizeof *first);
-    for (uint32_t r = 1; rule == QE_RULE_SCHEDULE_MISSING && r <= schedule->ranks; r++) schedule->rank_begin[r]--;
-    if (rule == QE_RULE_SCHEDULE_ORDER) {
-        memmove(&first[1], &first[0], (count - 1) * sizeof *first);
-        first[0] = last;
-    }
-    if (rule == QE_RULE_SCHEDULE_PLACE && schedule->ranks > 1)
-        first[0].stage = schedule->actions[schedule->rank_begin[1]].stage;
-    if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1)
-        for (uint32_t i = 1; i < count; i++)
-            if (first[i].kind != QE_ACTION_F) { /* the first backward waits for a later stage that waits for F0 */
-                qe_action backward = first[i];
-                for (uint32_t j = i; j > 1; j--) first[j] = first[j - 1];
-                first[1] = backward;
-                uint32_t other = schedule->rank_begin[1];
-                qe_action forward = schedule->actions[other];
-                for (uint32_t j = other;
-                     j + 1 < schedule->rank_begin[2] && schedule->actions[j + 1].kind == QE_ACTION_F; j++) {
-                    schedule->actions[j] = schedule->actions[j + 1];
-                    schedule->actions[j + 1] = forward;
-                }
-                break;
-            }
+    if (rule == QE_RULE_SCHEDULE_DUPLICATE) first[count - 2] = first[count - 1];
+    if (rule == QE_RULE_SCHEDULE_MISSING) drop_last_of_first_rank(schedule);
+    if (rule == QE_RULE_SCHEDULE_ORDER) move_action(first, count - 1, 0);
+    if (rule == QE_RULE_SCHEDULE_PLACE && schedule->ranks > 1) first[0].stage = first[count].stage;
+    if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1) close_cycle(schedule);
 }
 
 static qe_status make_plans(qe_session *session, const qe_session_options *options, qe_error *error_out) {
