@@ -27,85 +27,81 @@ static qe_status keep_name(qe_trace_reader *reader, uint32_t space, const char *
     return qe_error_set(reader->error_out, QE_ERROR_MEMORY, NULL, "no memory for the names of a trace");
 }
 
-/* `word=NUMBER` where it stands next; *taken_out says whether. */
-static qe_status read_setting(qe_trace_reader *reader, const char *word, uint64_t most, uint64_t *value_out,
-                              int *taken_out) {
-    size_t length = strlen(word);
+/* `=NUMBER` behind a word. */
+static qe_status read_value(qe_trace_reader *reader, uint64_t most, uint64_t *value_out) {
     char expected[64];
-    *taken_out = 0;
-    if (qe_trace_at_end(reader)) return QE_OK;
-    if (strncmp(reader->at, word, length) != 0 || reader->at[length] != '=') return QE_OK;
-    reader->at += length + 1;
-    *taken_out = 1;
+    if (!qe_trace_takes(reader, '=')) return qe_trace_expected(reader, "`=` and a number");
     snprintf(expected, sizeof expected, "a number up to %llu", (unsigned long long)most);
     return qe_trace_number(reader, most, expected, value_out);
 }
 
-static qe_status read_due(qe_trace_reader *reader, qe_object *object) {
-    uint64_t due = 0;
-    int taken;
-    QE_TRY(read_setting(reader, "due", UINT32_MAX, &due, &taken));
-    object->due = (uint32_t)due;
-    return QE_OK;
-}
-
-static qe_status read_counter(qe_trace_reader *reader, qe_object *object) {
-    int taken;
-    return read_setting(reader, "counter", UINT64_MAX, &object->counter, &taken);
-}
-
-/* `weight=NAME` or `scale=NAME`, where it stands next. */
-static qe_status read_reference(qe_trace_reader *reader, const char *word, uint32_t space, uint32_t *object_out) {
-    size_t length = strlen(word);
-    if (qe_trace_at_end(reader)) return QE_OK;
-    if (strncmp(reader->at, word, length) != 0 || reader->at[length] != '=') return QE_OK;
-    reader->at += length + 1;
+static qe_status read_reference(qe_trace_reader *reader, uint32_t space, uint32_t *object_out) {
+    if (!qe_trace_takes(reader, '=')) return qe_trace_expected(reader, "`=` and a name");
     return qe_trace_known(reader, space, object_out);
 }
 
-static qe_status read_key(qe_trace_reader *reader, qe_object *object) {
-    uint64_t layouts;
-    int filled, taken;
-    QE_TRY(read_setting(reader, "layouts", UINT8_MAX, &layouts, &filled));
-    if (!filled) return QE_OK;
-    object->layouts = (uint8_t)layouts;
-    QE_TRY(read_setting(reader, "version", UINT64_MAX, &object->key_version, &taken));
-    QE_TRY(read_setting(reader, "epoch", UINT64_MAX, &object->key_epoch, &taken));
-    if (qe_trace_at_end(reader) || strncmp(reader->at, "recipe=", 7) != 0) return QE_OK;
-    reader->at += 7;
-    return qe_trace_recipe(reader, &object->recipe);
+static qe_status read_recipe(qe_trace_reader *reader, uint8_t *recipe_out) {
+    if (!qe_trace_takes(reader, '=')) return qe_trace_expected(reader, "`=` and a recipe");
+    return qe_trace_recipe(reader, recipe_out);
 }
 
-static qe_status read_bytes(qe_trace_reader *reader, qe_object *object) {
-    int taken;
-    QE_TRY(read_setting(reader, "bytes", UINT64_MAX, &object->bytes, &taken));
-    if (!taken) return qe_trace_expected(reader, "bytes=N, the size of the buffer");
-    if (qe_trace_at_end(reader) || strncmp(reader->at, "written", 7) != 0 || qe_trace_is_bare(reader->at[7]))
-        return QE_OK;
-    reader->at += 7;
-    object->counter = 1;
+/* What may be said of each kind of object, for people. */
+static const char *settings_of(qe_object_kind kind) {
+    static const char *const settings[QE_OBJECT_KINDS] = {
+        "counter=N, due=N or the end of the line", "counter=N or the end of the line",
+        "counter=N or the end of the line", "weight=NAME, scale=NAME, layouts=N, version=N, epoch=N or recipe=NAME",
+        "weight=NAME, counter=N, due=N or the end of the line", "bytes=N, written or the end of the line"};
+    QE_ASSERT((unsigned)kind < QE_OBJECT_KINDS);
+    return settings[kind];
+}
+
+static int is_one_of(qe_object_kind kind, unsigned kinds) { return (kinds >> kind & 1u) != 0; }
+
+static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object) {
+    enum {
+        COUNTED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_WEIGHT | 1 << QE_OBJECT_GRAD,
+        OWED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_GRAD,
+        OF_WEIGHT = 1 << QE_OBJECT_CACHE | 1 << QE_OBJECT_GRAD,
+    };
+    char word[QE_NAME_BYTES];
+    char *before = reader->at;
+    uint64_t value = 0;
+    int cache = object->kind == QE_OBJECT_CACHE, buffer = object->kind == QE_OBJECT_BUFFER;
+    QE_TRY(qe_trace_word(reader, settings_of(object->kind), word));
+    if (is_one_of(object->kind, COUNTED) && strcmp(word, "counter") == 0)
+        return read_value(reader, UINT64_MAX, &object->counter);
+    if (is_one_of(object->kind, OF_WEIGHT) && strcmp(word, "weight") == 0)
+        return read_reference(reader, QE_OBJECT_WEIGHT, &object->weight);
+    if (cache && strcmp(word, "scale") == 0) return read_reference(reader, QE_OBJECT_SCALE, &object->scale);
+    if (cache && strcmp(word, "version") == 0) return read_value(reader, UINT64_MAX, &object->key_version);
+    if (cache && strcmp(word, "epoch") == 0) return read_value(reader, UINT64_MAX, &object->key_epoch);
+    if (cache && strcmp(word, "recipe") == 0) return read_recipe(reader, &object->recipe);
+    if (buffer && strcmp(word, "bytes") == 0) return read_value(reader, UINT64_MAX, &object->bytes);
+    if (buffer && strcmp(word, "written") == 0) {
+        object->counter = 1;
+    } else if (is_one_of(object->kind, OWED) && strcmp(word, "due") == 0) {
+        QE_TRY(read_value(reader, UINT32_MAX, &value));
+        object->due = (uint32_t)value;
+    } else if (cache && strcmp(word, "layouts") == 0) {
+        QE_TRY(read_value(reader, UINT8_MAX, &value));
+        object->layouts = (uint8_t)value;
+    } else {
+        reader->at = before;
+        return qe_trace_expected(reader, settings_of(object->kind));
+    }
     return QE_OK;
 }
 
 static qe_status read_object_settings(qe_trace_reader *reader, qe_object *object) {
-    switch (object->kind) {
-    case QE_OBJECT_SCALE:
-        QE_TRY(read_counter(reader, object));
-        return read_due(reader, object);
-    case QE_OBJECT_SLOT:
-    case QE_OBJECT_WEIGHT: return read_counter(reader, object);
-    case QE_OBJECT_CACHE:
-        QE_TRY(read_reference(reader, "weight", QE_OBJECT_WEIGHT, &object->weight));
-        if (object->weight == QE_NONE) return qe_trace_expected(reader, "weight=NAME, what the cache is made from");
-        QE_TRY(read_reference(reader, "scale", QE_OBJECT_SCALE, &object->scale));
-        return read_key(reader, object);
-    case QE_OBJECT_GRAD:
-        QE_TRY(read_reference(reader, "weight", QE_OBJECT_WEIGHT, &object->weight));
-        QE_TRY(read_counter(reader, object));
-        return read_due(reader, object);
-    case QE_OBJECT_BUFFER: return read_bytes(reader, object);
-    case QE_OBJECT_KINDS: break;
+    int sized = 0;
+    while (!qe_trace_at_end(reader)) {
+        sized = sized || strncmp(reader->at, "bytes", 5) == 0;
+        QE_TRY(read_object_setting(reader, object));
     }
+    if (object->kind == QE_OBJECT_CACHE && object->weight == QE_NONE)
+        return qe_trace_expected(reader, "weight=NAME, what the cache is made from");
+    if (object->kind == QE_OBJECT_BUFFER && !sized)
+        return qe_trace_expected(reader, "bytes=N, the size of the buffer");
     return QE_OK;
 }
 
@@ -174,14 +170,25 @@ static qe_status read_order(qe_trace_reader *reader) {
     return QE_OK;
 }
 
-/* `stage=S mb=M`, each where it stands. */
+/* `stage=S` and `mb=M`, up to the end or the effects. */
 static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
-    uint64_t value = 0;
-    int taken;
-    QE_TRY(read_setting(reader, "stage", UINT16_MAX, &value, &taken));
-    item->stage = (uint16_t)value;
-    QE_TRY(read_setting(reader, "mb", QE_NONE - 1, &value, &taken));
-    if (taken) item->microbatch = (uint32_t)value;
+    static const char expected[] = "stage=N, mb=N, or `:` and the effects of the op";
+    while (!qe_trace_at_end(reader) && *reader->at != ':') {
+        char word[QE_NAME_BYTES];
+        char *before = reader->at;
+        uint64_t value = 0;
+        QE_TRY(qe_trace_word(reader, expected, word));
+        if (strcmp(word, "stage") == 0) {
+            QE_TRY(read_value(reader, UINT16_MAX, &value));
+            item->stage = (uint16_t)value;
+        } else if (strcmp(word, "mb") == 0) {
+            QE_TRY(read_value(reader, QE_NONE - 1, &value));
+            item->microbatch = (uint32_t)value;
+        } else {
+            reader->at = before;
+            return qe_trace_expected(reader, expected);
+        }
+    }
     return QE_OK;
 }
 
@@ -221,8 +228,7 @@ static qe_status read_op(qe_trace_reader *reader) {
     QE_TRY(read_keyword(reader, "on", "`on` and a stream"));
     QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
     QE_TRY(read_place(reader, &item));
-    if (!qe_trace_at_end(reader) && !qe_trace_takes(reader, ':'))
-        return qe_trace_expected(reader, "stage=N, mb=N, or `:` and the effects of the op");
+    (void)qe_trace_takes(reader, ':');
     for (; !qe_trace_at_end(reader); count++) {
         if (count == QE_EFFECTS_MAX) return qe_trace_expected(reader, "at most 16 effects of one op");
         QE_TRY(qe_trace_effect(reader, &item, &effects[count]));
@@ -354,6 +360,7 @@ qe_status qe_trace_read(FILE *file, const char *path, qe_program *program, qe_er
     QE_ASSERT(program != NULL);
     QE_ASSERT(program->object_count == 0);
     QE_ASSERT(program->item_count == 0);
+    QE_ASSERT(program->stream_count == 0);
     qe_trace_reader reader = {.file = file, .path = path, .program = program, .error_out = error_out};
     reader.line = malloc(QE_TRACE_LINE_BYTES);
     if (reader.line == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to read a trace");

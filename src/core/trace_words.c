@@ -97,7 +97,7 @@ static qe_status quoted_name(qe_trace_reader *reader, char *name_out) {
         QE_TRY(quoted_byte(reader, &name_out[length]));
         length++;
     }
-    if (length == 0) return qe_trace_expected(reader, "a name that is not empty");
+    if (length == 0) return qe_trace_expected(reader, "a byte: a name is not empty");
     name_out[length] = '\0';
     reader->at++;
     return QE_OK;
@@ -142,7 +142,7 @@ qe_status qe_trace_known(qe_trace_reader *reader, uint32_t space, uint32_t *inde
     char name[QE_NAME_BYTES], expected[64];
     skip_blanks(reader);
     char *before = reader->at;
-    snprintf(expected, sizeof expected, "the name of a %s declared before", qe_trace_space_name(space));
+    snprintf(expected, sizeof expected, "the name of a declared %s", qe_trace_space_name(space));
     QE_TRY(qe_trace_name(reader, expected, name));
     *index_out = qe_names_find(&reader->names, space, name);
     if (*index_out != QE_NONE) return QE_OK;

@@ -55,7 +55,8 @@ static void add_layer(qe_program *program, uint32_t layer) {
         [OF_SLOT_A] = {.name = "a", .kind = QE_OBJECT_SLOT},
         [OF_SLOT_B] = {.name = "b", .kind = QE_OBJECT_SLOT},
     };
-    for (uint32_t i = 0; i < PER_LAYER; i++) assert_int_equal(must_add_object(program, objects[i]), object_of(layer, i));
+    for (uint32_t i = 0; i < PER_LAYER; i++)
+        assert_int_equal(must_add_object(program, objects[i]), object_of(layer, i));
 }
 
 #define EFFECT(k, which, ...) {.kind = QE_EFFECT_##k, .object = object_of(layer, which), __VA_ARGS__}
@@ -201,8 +202,9 @@ static void both_ways_leave_the_same_states(void **state) {
         qe_ledger_step_begin(judged);
         for (uint32_t i = 0; i < program.item_count; i++) {
             const qe_item *item = &program.items[i];
+            const qe_effect *effects = &program.effects[item->first_effect];
             assert_int_equal(qe_ledger_issue(certified, i, &violations), QE_OK);
-            assert_int_equal(qe_ledger_submit(judged, item, &program.effects[item->first_effect], i, &violations), QE_OK);
+            assert_int_equal(qe_ledger_submit(judged, item, effects, i, &violations), QE_OK);
             assert_memory_equal(certified->state, judged->state, program.object_count * sizeof(qe_object_state));
         }
         qe_ledger_counts(certified, &ways[0], &ways[1]);
@@ -240,7 +242,8 @@ static void a_changed_state_is_found_and_named(void **state) {
         qe_ledger *ledger = certify(&program);
         qe_violations violations;
         qe_ledger_step_begin(ledger);
-        for (uint32_t k = 0; k < changes[i].before; k++) assert_int_equal(qe_ledger_issue(ledger, k, &violations), QE_OK);
+        for (uint32_t k = 0; k < changes[i].before; k++)
+            assert_int_equal(qe_ledger_issue(ledger, k, &violations), QE_OK);
         ledger->state[changes[i].object].counter += changes[i].counter;
         ledger->state[changes[i].object].word ^= changes[i].word;
         assert_int_equal(qe_ledger_issue(ledger, changes[i].before, &violations), QE_CONTRACT);

@@ -49,7 +49,8 @@ static void add_random_item(qe_program *program, uint64_t *seed, uint32_t *recor
         must_add(program, item, "op", effects, count);
         return;
     }
-    static const uint8_t kinds[] = {QE_ITEM_RECORD, QE_ITEM_WAIT, QE_ITEM_WAIT, QE_ITEM_SYNC_EVENT, QE_ITEM_SYNC_STREAM};
+    static const uint8_t kinds[] = {QE_ITEM_RECORD, QE_ITEM_WAIT, QE_ITEM_WAIT, QE_ITEM_SYNC_EVENT,
+                                    QE_ITEM_SYNC_STREAM};
     item.kind = kinds[choice - 5];
     if (below(seed, 40) == 0) item.kind = QE_ITEM_SYNC_DEVICE;
     if (item.kind == QE_ITEM_RECORD) *recorded |= 1u << item.event;
@@ -151,7 +152,8 @@ static void add_mutated(qe_program *program, uint64_t *seed) {
             qe_effect effects[QE_EFFECTS_MAX];
             for (uint32_t k = 0; k < item.effect_count; k++) {
                 effects[k] = right.effects[item.first_effect + k];
-                if (below(seed, 15) == 0) effects[k].version = below(seed, 2) ? below(seed, 4) : UINT64_MAX - below(seed, 3);
+                uint64_t version = below(seed, 2) ? below(seed, 4) : UINT64_MAX - below(seed, 3);
+                if (below(seed, 15) == 0) effects[k].version = version;
                 if (below(seed, 30) == 0 && effects[k].object == CACHE) effects[k].recipe = (uint8_t)below(seed, 8);
                 if (below(seed, 30) == 0 && effects[k].object == SLOT) effects[k].microbatch = QE_NONE;
             }

@@ -1,0 +1,284 @@
+/* test_trace_read.c - what a trace may say, and what happens to text that is not one: an error with line and column
+ * that says what was found and what was expected, and a program that stays empty. */
+#include "core_program.h"
+
+#include <stdlib.h>
+
+static const char right[] =
+    "\n# a comment before the version\n"
+    "qet 1 # and one behind it\n"
+    "stream compute compute\r\n"
+    "stream \"a caller\" caller\n"
+    "event done\n"
+    "scale layers.0.wq due=2 counter=5\n"
+    "weight layers.0.wq counter=7\n"
+    "cache layers.0.wq weight=layers.0.wq scale=layers.0.wq layouts=3 version=7 epoch=5 recipe=bf16\n"
+    "grad layers.0.wq weight=layers.0.wq\n"
+    "slot X counter=3\n"
+    "buffer \"\\x41 \\\"b\\\"\" bytes=1000 written\n"
+    "order layers.0.wq 1 0/2\n"
+    "step begin\n"
+    "op \"norm quantize\" on compute stage=1 mb=3 : slot.acquire X@4 slot.borrow X@4,write,stage=1,mb=3 "
+    "cache.use layers.0.wq@7,epoch=5,layouts=2,recipe=bf16 buffer.read \"A \\\"b\\\"\"[10,20)@2\n"
+    "record done on compute\n"
+    "wait done on \"a caller\"\n"
+    "sync event done\n"
+    "sync stream compute\n"
+    "\tsync   device   \n"
+    "step end";
+
+static qe_status read_text(const char *text, size_t length, qe_program *program, qe_error *error) {
+    FILE *file = fmemopen((void *)(uintptr_t)text, length, "r");
+    assert_non_null(file);
+    qe_program_init(program);
+    qe_status status = qe_trace_read(file, "some.qet", program, error);
+    fclose(file);
+    return status;
+}
+
+static void every_statement_is_read(void **state) {
+    (void)state;
+    qe_program program;
+    qe_error error;
+    qe_status status = read_text(right, sizeof right - 1, &program, &error);
+    if (status != QE_OK) print_error("%u:%u %s\n", error.line, error.column, error.message);
+    assert_int_equal(status, QE_OK);
+    assert_int_equal(program.object_count, 6);
+    assert_int_equal(program.stream_count, 2);
+    assert_int_equal(program.event_count, 1);
+    assert_int_equal(program.item_count, 8);
+    assert_int_equal(program.deposit_count, 2);
+    assert_string_equal(program.streams[1].name, "a caller");
+    assert_int_equal(program.streams[1].role, QE_STREAM_CALLER);
+    assert_string_equal(program.objects[5].name, "A \"b\"");
+    assert_int_equal(program.objects[5].bytes, 1000);
+    assert_int_equal(program.objects[5].counter, 1);
+    assert_int_equal(program.objects[2].key_version, 7);
+    assert_int_equal(program.objects[2].recipe, 3);
+    assert_int_equal(program.deposits[1].use, 2);
+    const qe_item *op = &program.items[1];
+    assert_string_equal(program.labels[op->label].text, "norm quantize");
+    assert_int_equal(op->stage, 1);
+    assert_int_equal(op->microbatch, 3);
+    assert_int_equal(op->line, 15);
+    assert_int_equal(op->effect_count, 4);
+    const qe_effect *effects = &program.effects[op->first_effect];
+    assert_int_equal(effects[0].version, 1);
+    assert_int_equal(effects[0].stage, 1);
+    assert_int_equal(effects[0].microbatch, 3);
+    assert_int_equal(effects[1].write, 1);
+    assert_int_equal(effects[2].version, 0);
+    assert_int_equal(effects[2].layouts, 2);
+    assert_int_equal(effects[3].begin, 10);
+    assert_int_equal(effects[3].end, 20);
+    assert_int_equal(effects[3].version, 2);
+    qe_program_deinit(&program);
+}
+
+#define HEAD                                                                    \
+    "qet 1\nstream s compute\nevent e\nslot X\nweight w\nscale c\ncache q weight=w\n" \
+    "grad g weight=w\nbuffer b bytes=8\n"
+enum { HEAD_LINES = 9 };
+
+typedef struct bad_text {
+    const char *text;
+    uint32_t line, column;
+    const char *found, *expected; /* pieces of the message */
+} bad_text;
+
+static const bad_text bad_texts[] = {
+    {"", 1, 1, "end of the line", "qet 1"},
+    {"# nothing\n", 2, 1, "end of the line", "qet 1"},
+    {"stream s compute\n", 1, 1, "`stream`", "qet 1"},
+    {"qet 2\n", 1, 1, "`qet`", "qet 1"},
+    {"qet 11\n", 1, 6, "`1`", "another version"},
+    {"qet 1\nfrobnicate\n", 2, 1, "`frobnicate`", "op, record"},
+    {"qet 1\nstream s gpu\n", 2, 10, "`gpu`", "compute, comm, caller or host"},
+    {"qet 1\nstream s\n", 2, 9, "end of the line", "compute"},
+    {"qet 1\nslot X now\n", 2, 8, "`now`", "counter=N"},
+    {"qet 1\nstream s compute now\n", 2, 18, "`now`", "the end of the line"},
+    {"qet 1\nslot X\nslot X\n", 3, 6, "`X`", "no other slot has"},
+    {"qet 1\nslot X counter=-1\n", 2, 16, "`-1`", "a number up to"},
+    {"qet 1\nslot X counter=010\n", 2, 16, "`010`", "a number up to"},
+    {"qet 1\nslot X counter=18446744073709551616\n", 2, 16, "`18446744073709551616`", "a number up to"},
+    {"qet 1\nscale S due=4294967296\n", 2, 13, "`4294967296`", "a number up to 4294967295"},
+    {"qet 1\nbuffer b\n", 2, 9, "end of the line", "bytes=N"},
+    {"qet 1\nbuffer b bytes=4x\n", 2, 17, "`x`", "the end of the line"},
+    {"qet 1\nbuffer b bytes=4 counter=1\n", 2, 18, "`counter=1`", "bytes=N, written"},
+    {"qet 1\ncache q\n", 2, 8, "end of the line", "weight=NAME"},
+    {"qet 1\ncache q weight=w\n", 2, 16, "`w`", "a declared weight"},
+    {"qet 1\nscale w\ncache q weight=w\n", 3, 16, "`w`", "a declared weight"},
+    {"qet 1\nslot \"\"\n", 2, 7, "`\"`", "not empty"},
+    {"qet 1\nslot \"abc\n", 2, 10, "end of the line", "closing \""},
+    {"qet 1\nslot \"a\\q\"\n", 2, 9, "`q\"`", "\\x and two hex digits"},
+    {"qet 1\nslot \"a\\x00\"\n", 2, 10, "`00\"`", "not 00"},
+    {HEAD "op k on t\n", HEAD_LINES + 1, 9, "`t`", "a declared stream"},
+    {HEAD "op k in s\n", HEAD_LINES + 1, 6, "`in`", "`on` and a stream"},
+    {HEAD "op k on s mb=4294967295\n", HEAD_LINES + 1, 14, "`4294967295`", "up to 4294967294"},
+    {HEAD "op k on s stage=65536\n", HEAD_LINES + 1, 17, "`65536`", "up to 65535"},
+    {HEAD "op k on s slot.borrow X@1\n", HEAD_LINES + 1, 11, "`slot.borrow`", "`:` and the effects"},
+    {HEAD "op k on s : slot.take X@1\n", HEAD_LINES + 1, 13, "`slot.take`", "an effect"},
+    {HEAD "op k on s : slot.borrow Y@1\n", HEAD_LINES + 1, 25, "`Y@1`", "a declared slot"},
+    {HEAD "op k on s : slot.borrow w@1\n", HEAD_LINES + 1, 25, "`w@1`", "a declared slot"},
+    {HEAD "op k on s : slot.borrow X\n", HEAD_LINES + 1, 26, "end of the line", "`@` and the version"},
+    {HEAD "op k on s : slot.borrow X@\n", HEAD_LINES + 1, 27, "end of the line", "a version"},
+    {HEAD "op k on s : slot.borrow X@1,set\n", HEAD_LINES + 1, 29, "`set`", "an attribute"},
+    {HEAD "op k on s : slot.borrow X@1,mb=\n", HEAD_LINES + 1, 32, "end of the line", "a microbatch"},
+    {HEAD "op k on s : slot.borrow X@1;write\n", HEAD_LINES + 1, 28, "`;write`", "a blank"},
+    {HEAD "op k on s : grad.deposit g,use=65536\n", HEAD_LINES + 1, 32, "`65536`", "a use below 65536"},
+    {HEAD "op k on s : cache.use q@0,layouts=256\n", HEAD_LINES + 1, 35, "`256`", "below 256"},
+    {HEAD "op k on s : cache.use q@0,recipe=int8\n", HEAD_LINES + 1, 34, "`int8`", "a recipe: delayed"},
+    {HEAD "op k on s : buffer.read b[0\n", HEAD_LINES + 1, 28, "end of the line", "`,` in a range"},
+    {HEAD "op k on s : buffer.read b[0,8\n", HEAD_LINES + 1, 30, "end of the line", "`)` after a range"},
+    {HEAD "wait f on s\n", HEAD_LINES + 1, 6, "`f`", "a declared event"},
+    {HEAD "sync all\n", HEAD_LINES + 1, 6, "`all`", "event, stream or device"},
+    {HEAD "step over\n", HEAD_LINES + 1, 6, "`over`", "begin or end"},
+    {HEAD "order g x\n", HEAD_LINES + 1, 9, "`x`", "a contribution"},
+    {HEAD "order g\n", HEAD_LINES + 1, 8, "end of the line", "a contribution"},
+    {HEAD "order w 1\n", HEAD_LINES + 1, 7, "`w`", "a declared grad"},
+};
+
+static void bad_text_is_an_error_with_its_place(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_texts / sizeof bad_texts[0]; i++) {
+        const bad_text *bad = &bad_texts[i];
+        qe_program program;
+        qe_error error = {0};
+        qe_status status = bad->text[0] ? read_text(bad->text, strlen(bad->text), &program, &error)
+                                        : read_text("\n", 1, &program, &error);
+        int right_place = error.column == bad->column && (error.line == bad->line || bad->text[0] == '\0');
+        int right_words = strstr(error.message, bad->found) != NULL && strstr(error.message, bad->expected) != NULL;
+        if (status != QE_ERROR_FORMAT || !right_place || !right_words)
+            fail_msg("%s\n  gives %u:%u: %s", bad->text, error.line, error.column, error.message);
+        assert_string_equal(error.path, "some.qet");
+        assert_int_equal(program.object_count, 0);
+        assert_null(program.objects);
+        /* Who gives no room for an error gets the status all the same. */
+        if (bad->text[0]) assert_int_equal(read_text(bad->text, strlen(bad->text), &program, NULL), QE_ERROR_FORMAT);
+    }
+}
+
+static void zero_bytes_and_long_lines_are_refused(void **state) {
+    (void)state;
+    qe_program program;
+    qe_error error;
+    static const char zero[] = "qet 1\nslot \0X\n";
+    assert_int_equal(read_text(zero, sizeof zero - 1, &program, &error), QE_ERROR_FORMAT);
+    assert_int_equal(error.line, 2);
+    assert_int_equal(error.column, 6);
+    enum { LONG = 1 << 20 };
+    char *text = malloc(LONG);
+    assert_non_null(text);
+    memset(text, 'x', LONG);
+    memcpy(text, "qet 1\nslot ", 11);
+    assert_int_equal(read_text(text, LONG, &program, &error), QE_ERROR_FORMAT);
+    assert_int_equal(error.line, 2);
+    assert_non_null(strstr(error.message, "longer than"));
+    free(text);
+}
+
+static void seventeen_effects_are_refused(void **state) {
+    (void)state;
+    char text[4096] = HEAD "op k on s :";
+    for (int i = 0; i < QE_EFFECTS_MAX + 1; i++) strcat(text, " weight.read w@0");
+    qe_program program;
+    qe_error error;
+    assert_int_equal(read_text(text, strlen(text), &program, &error), QE_ERROR_FORMAT);
+    assert_non_null(strstr(error.message, "at most 16 effects"));
+    text[strlen(text) - strlen(" weight.read w@0")] = '\0';
+    assert_int_equal(read_text(text, strlen(text), &program, &error), QE_OK);
+    qe_program_deinit(&program);
+}
+
+static void seventeen_streams_are_refused_at_their_name(void **state) {
+    (void)state;
+    char text[4096] = "qet 1\n";
+    for (int i = 0; i < QE_STREAMS_MAX + 1; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "stream s%d comm\n", i);
+    qe_program program;
+    qe_error error;
+    assert_int_equal(read_text(text, strlen(text), &program, &error), QE_ERROR_LIMIT);
+    assert_int_equal(error.line, QE_STREAMS_MAX + 2);
+    assert_int_equal(error.column, 8);
+}
+
+/* Damaged traces are read or refused, and what is read can be judged; the sanitizers watch. */
+static void damaged_traces_never_harm(void **state) {
+    (void)state;
+    static const char alphabet[] = " \n\t@,=[):#\"\\x0123456789abewz.-";
+    uint32_t accepted = 0;
+    for (uint32_t trial = 0; trial < 20000; trial++) {
+        char text[sizeof right];
+        uint32_t random = trial * 2654435761u + 12345u;
+        memcpy(text, right, sizeof right);
+        for (uint32_t i = 0; i <= trial % 4; i++) {
+            random = random * 1664525u + 1013904223u;
+            uint32_t at = (random >> 8) % (sizeof right - 1);
+            random = random * 1664525u + 1013904223u;
+            text[at] = random >> 30 ? alphabet[(random >> 8) % (sizeof alphabet - 1)] : (char)(random >> 8);
+        }
+        qe_program program;
+        qe_error error = {0};
+        qe_violations violations;
+        qe_status status = read_text(text, sizeof right - 1, &program, &error);
+        assert_true(status == QE_OK || status == QE_ERROR_FORMAT || status == QE_ERROR_LIMIT);
+        if (status != QE_OK) {
+            assert_true(error.line > 0 && error.column > 0);
+            continue;
+        }
+        accepted++;
+        status = qe_program_judge(&program, &violations, &error);
+        assert_true(status == QE_OK || status == QE_CONTRACT);
+        qe_program_deinit(&program);
+    }
+    print_message("    %u of 20000 damaged traces could be read\n", accepted);
+    assert_true(accepted > 100);
+}
+
+static void equal_names_are_told_apart_when_written(void **state) {
+    (void)state;
+    qe_program program, again;
+    qe_program_init(&program);
+    for (int i = 0; i < 3; i++) must_add_object(&program, (qe_object){.name = "twin", .kind = QE_OBJECT_SLOT});
+    assert_int_equal(qe_program_add_stream(&program, "twin", QE_STREAM_COMM, NULL, NULL), QE_OK);
+    assert_int_equal(qe_program_add_stream(&program, "twin", QE_STREAM_COMM, NULL, NULL), QE_OK);
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    assert_int_equal(qe_trace_write(&program, out, NULL), QE_OK);
+    fclose(out);
+    assert_int_equal(read_text(text, length, &again, NULL), QE_OK);
+    assert_string_equal(again.objects[0].name, "twin");
+    assert_string_equal(again.objects[2].name, "twin#2");
+    assert_string_equal(again.streams[1].name, "twin#1");
+    free(text);
+    qe_program_deinit(&program);
+    qe_program_deinit(&again);
+}
+
+static void a_full_disk_is_an_error(void **state) {
+    (void)state;
+    FILE *full = fopen("/dev/full", "w");
+    if (full == NULL) skip();
+    qe_program program;
+    qe_error error;
+    make_right_program(&program);
+    assert_int_equal(qe_trace_write(&program, full, &error), QE_ERROR_IO);
+    assert_non_null(strstr(error.message, "cannot write the trace"));
+    fclose(full);
+    qe_program_deinit(&program);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_statement_is_read),
+        cmocka_unit_test(bad_text_is_an_error_with_its_place),
+        cmocka_unit_test(zero_bytes_and_long_lines_are_refused),
+        cmocka_unit_test(seventeen_effects_are_refused),
+        cmocka_unit_test(seventeen_streams_are_refused_at_their_name),
+        cmocka_unit_test(damaged_traces_never_harm),
+        cmocka_unit_test(equal_names_are_told_apart_when_written),
+        cmocka_unit_test(a_full_disk_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
