@@ -152,10 +152,10 @@ typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
 enum { QE_ATTENTION_ROWS = 64 }; /* queries taken at a time: keeps a tile of scores in a core's second cache */
 
 /* Floats that attention needs as scratch, forward or backward: scores and their gradients of QE_ATTENTION_ROWS
- * queries, keys padded to 16, and room for packed operands. */
+ * queries, keys padded to 16; keys and values of one head, transposed. */
 static inline uint64_t qe_attention_scratch_floats(uint64_t sequence, uint64_t head_dim) {
     const uint64_t padded = (sequence + 15) / 16 * 16;
-    return 2 * QE_ATTENTION_ROWS * padded + 4 * padded * head_dim;
+    return 2 * QE_ATTENTION_ROWS * padded + 2 * padded * head_dim;
 }
 
 typedef struct qe_args_attention {

@@ -27,11 +27,19 @@ static size_t last_tile(size_t sequence) { return (sequence - 1) / QE_ATTENTION_
 
 static size_t lanes_up(size_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-/* scores [rows, pitch] = queries keys' * factor */
-static void scores_of(host_sgemm *sgemm, const tile *t, const float *queries, size_t query_pitch, const float *keys,
-                      size_t key_pitch, size_t head_dim, float factor, float *scores) {
-    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_TRANSPOSE, (int)t->rows, (int)t->keys, (int)head_dim, factor, queries,
-          (int)query_pitch, keys, (int)key_pitch, 0.0f, scores, (int)t->pitch);
+/* turned [head_dim, turned_pitch] = the head's rows of keys or values, transposed. Products with a small inner
+ * dimension are 1.5 times faster on it, and the tiles and heads of a group share it. */
+static void head_turn(const float *head, size_t pitch, size_t sequence, size_t head_dim, size_t turned_pitch,
+                      float *turned) {
+    for (size_t row = 0; row < sequence; ++row)
+        for (size_t i = 0; i < head_dim; ++i) turned[i * turned_pitch + row] = head[row * pitch + i];
+}
+
+/* scores [rows, pitch] = queries turned * factor */
+static void scores_of(host_sgemm *sgemm, const tile *t, const float *queries, size_t query_pitch, const float *turned,
+                      size_t turned_pitch, size_t head_dim, float factor, float *scores) {
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_NO_TRANSPOSE, (int)t->rows, (int)t->keys, (int)head_dim, factor,
+          queries, (int)query_pitch, turned, (int)turned_pitch, 0.0f, scores, (int)t->pitch);
 }
 
 /* The last 16 keys of which a query sees some; those that it does not see become `fill`. */
@@ -51,6 +59,19 @@ static float row_exponentials(float *row, size_t seen, size_t pitch, float *most
     memset(row + padded, 0, (pitch - padded) * sizeof(float));
     *most_out = most;
     return row_sum(row, padded);
+}
+
+/* The parts of the caller's scratch (qe_attention_scratch_floats). */
+typedef struct room {
+    float *scores, *dp;         /* [QE_ATTENTION_ROWS, pitch] */
+    float *k_turned, *v_turned; /* [head_dim, pitch] of the key-value head at work */
+    size_t pitch;
+} room;
+
+static room room_of(float *scratch, size_t sequence, size_t head_dim) {
+    const size_t pitch = lanes_up(sequence);
+    float *dp = scratch + QE_ATTENTION_ROWS * pitch, *k_turned = dp + QE_ATTENTION_ROWS * pitch;
+    return (room){scratch, dp, k_turned, k_turned + head_dim * pitch, pitch};
 }
 
 typedef struct head_view {
@@ -73,9 +94,9 @@ static head_view view_of(const float *qkv, size_t heads, size_t kv_heads, size_t
 }
 
 static void tile_forward(host_sgemm *sgemm, const tile *t, const head_view *view, size_t head_dim, float *out,
-                         float *lse, float *scores) {
-    float sums[QE_ATTENTION_ROWS];
-    scores_of(sgemm, t, view->q + t->first * view->pitch, view->pitch, view->k, view->pitch, head_dim, view->factor,
+                         float *lse, const room *r) {
+    float sums[QE_ATTENTION_ROWS], *scores = r->scores;
+    scores_of(sgemm, t, view->q + t->first * view->pitch, view->pitch, r->k_turned, r->pitch, head_dim, view->factor,
               scores);
     for (size_t row = 0; row < t->rows; ++row) {
         float most;
@@ -92,19 +113,23 @@ static void tile_forward(host_sgemm *sgemm, const tile *t, const head_view *view
     }
 }
 
-void KERNEL(attention)(const qe_args_attention *args, host_sgemm *sgemm) {
+static void head_forward(const qe_args_attention *args, host_sgemm *sgemm, size_t s, size_t head, const room *r) {
     const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
+    const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
+    const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
+    float *out = args->out + s * sequence * view.out_pitch + head * head_dim;
+    float *lse = args->lse + (s * heads + head) * sequence;
+    if (head % (heads / args->kv_heads) == 0) head_turn(view.k, view.pitch, sequence, head_dim, r->pitch, r->k_turned);
+    for (size_t first = 0; first < sequence; first += QE_ATTENTION_ROWS) {
+        const tile t = tile_at(first, sequence);
+        tile_forward(sgemm, &t, &view, head_dim, out, lse, r);
+    }
+}
+
+void KERNEL(attention)(const qe_args_attention *args, host_sgemm *sgemm) {
+    const room r = room_of(args->scratch, args->sequence, args->head_dim);
     for (size_t s = 0; s < args->sequences; ++s)
-        for (size_t head = 0; head < heads; ++head) {
-            const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
-            const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
-            float *out = args->out + s * sequence * view.out_pitch + head * head_dim;
-            float *lse = args->lse + (s * heads + head) * sequence;
-            for (size_t first = 0; first < sequence; first += QE_ATTENTION_ROWS) {
-                const tile t = tile_at(first, sequence);
-                tile_forward(sgemm, &t, &view, head_dim, out, lse, args->scratch);
-            }
-        }
+        for (size_t head = 0; head < args->heads; ++head) head_forward(args, sgemm, s, head, &r);
 }
 
 /* Scores and dP of one row become P and dS; behind `seen` both become 0. */
@@ -128,12 +153,13 @@ typedef struct head_gradient {
 } head_gradient;
 
 static void tile_backward(host_sgemm *sgemm, const tile *t, const head_view *view, const head_gradient *gradient,
-                          size_t head_dim, float add, float *scores, float *dp) {
+                          size_t head_dim, float add, const room *r) {
+    float *scores = r->scores, *dp = r->dp;
     const float *q = view->q + t->first * view->pitch, *dout = gradient->dout + t->first * view->out_pitch;
     const int rows = (int)t->rows, keys = (int)t->keys, width = (int)head_dim;
     const int pitch = (int)t->pitch, row_pitch = (int)view->pitch, out_pitch = (int)view->out_pitch;
-    scores_of(sgemm, t, q, view->pitch, view->k, view->pitch, head_dim, view->factor, scores);
-    scores_of(sgemm, t, dout, view->out_pitch, view->v, view->pitch, head_dim, 1.0f, dp);
+    scores_of(sgemm, t, q, view->pitch, r->k_turned, r->pitch, head_dim, view->factor, scores);
+    scores_of(sgemm, t, dout, view->out_pitch, r->v_turned, r->pitch, head_dim, 1.0f, dp);
     for (size_t row = 0; row < t->rows; ++row)
         row_backward(scores + row * t->pitch, dp + row * t->pitch, t->first + row + 1, t->pitch,
                      gradient->lse[t->first + row]);
@@ -145,7 +171,8 @@ static void tile_backward(host_sgemm *sgemm, const tile *t, const head_view *vie
           add, gradient->dv, row_pitch);
 }
 
-static void head_backward(const qe_args_attention_backward *args, host_sgemm *sgemm, size_t s, size_t head) {
+static void head_backward(const qe_args_attention_backward *args, host_sgemm *sgemm, size_t s, size_t head,
+                          const room *r) {
     const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
     const size_t group = heads / args->kv_heads, kv = head / group;
     const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
@@ -158,16 +185,20 @@ static void head_backward(const qe_args_attention_backward *args, host_sgemm *sg
         .dv = dqkv + (heads + args->kv_heads + kv) * head_dim,
         .lse = args->lse + (s * heads + head) * sequence,
     };
-    float *dp = args->scratch + QE_ATTENTION_ROWS * lanes_up(sequence);
+    if (head % group == 0) {
+        head_turn(view.k, view.pitch, sequence, head_dim, r->pitch, r->k_turned);
+        head_turn(view.v, view.pitch, sequence, head_dim, r->pitch, r->v_turned);
+    }
     for (size_t first = last_tile(sequence) + QE_ATTENTION_ROWS; first > 0;) {
         first -= QE_ATTENTION_ROWS;
         const tile t = tile_at(first, sequence);
         const int sets = head % group == 0 && t.keys == sequence;
-        tile_backward(sgemm, &t, &view, &gradient, head_dim, sets ? 0.0f : 1.0f, args->scratch, dp);
+        tile_backward(sgemm, &t, &view, &gradient, head_dim, sets ? 0.0f : 1.0f, r);
     }
 }
 
 void KERNEL(attention_backward)(const qe_args_attention_backward *args, host_sgemm *sgemm) {
+    const room r = room_of(args->scratch, args->sequence, args->head_dim);
     for (size_t s = 0; s < args->sequences; ++s)
-        for (size_t head = 0; head < args->heads; ++head) head_backward(args, sgemm, s, head);
+        for (size_t head = 0; head < args->heads; ++head) head_backward(args, sgemm, s, head, &r);
 }
