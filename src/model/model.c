@@ -140,8 +140,8 @@ qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe
         calloc((size_t)config->layers * PARAMETERS_PER_DECODER + WEIGHTS_OUTSIDE, sizeof *model->parameters);
     if (model->weights == NULL || model->parameters == NULL) {
         qe_model_destroy(model);
-        return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer layers", "no memory for %u weights",
-                            model->weight_count);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "use fewer layers", "no memory for the weights of %u layers",
+                            config->layers);
     }
     all_weights(model);
     all_parameters(model);

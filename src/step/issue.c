@@ -46,47 +46,70 @@ static qe_status submit_again(qe_rank *rank, qe_binding *binding, uint32_t index
     return run ? run_item(rank, binding, index) : QE_OK;
 }
 
-static qe_status submit_altered(qe_rank *rank, qe_binding *binding, const qe_edit *edit, int judge, int run) {
-    const qe_program *program = &binding->rank_plan->program;
-    const qe_item *item = &program->items[edit->item];
-    qe_effect effects[QE_EFFECTS_MAX];
-    memcpy(effects, &program->effects[item->first_effect], item->effect_count * sizeof *effects);
-    effects[edit->effect_index] = edit->effect;
-    if (judge) QE_TRY(judge_edited(rank, binding, item, effects, edit->item));
-    return run ? run_item(rank, binding, edit->item) : QE_OK;
+static int is_forgotten(const qe_edit *edit, uint32_t index, uint32_t effect_index, const qe_effect *effect) {
+    if (edit->kind != QE_EDIT_FORGET || effect->object != edit->effect.object) return 0;
+    return index > edit->item || (index == edit->item && effect_index >= edit->effect_index);
 }
 
-static qe_status submit_host_access(qe_rank *rank, qe_binding *binding, const qe_edit *edit) {
+/* What item `index` declares under the edit; returns 0 where that is what was planned. */
+static int edited_effects(const qe_program *program, const qe_edit *edit, uint32_t index, qe_effect *effects_out,
+                          uint32_t *count_out) {
+    const qe_item *item = &program->items[index];
+    int here = edit->item == index, changed = 0;
+    *count_out = 0;
+    for (uint32_t i = 0; i < item->effect_count; i++) {
+        const qe_effect *effect = &program->effects[item->first_effect + i];
+        int altered = here && edit->kind == QE_EDIT_ALTER && i == edit->effect_index;
+        int dropped = here && edit->kind == QE_EDIT_DROP && i == edit->effect_index;
+        dropped |= is_forgotten(edit, index, i, effect);
+        changed |= altered || dropped;
+        if (!dropped) effects_out[(*count_out)++] = altered ? edit->effect : *effect;
+    }
+    return changed;
+}
+
+static qe_status submit_declared(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
+    qe_effect effects[QE_EFFECTS_MAX];
+    uint32_t count;
+    qe_item item = binding->rank_plan->program.items[index];
+    if (!edited_effects(&binding->rank_plan->program, &rank->team->edit, index, effects, &count))
+        return submit_planned(rank, binding, index, judge, run);
+    item.effect_count = (uint8_t)count;
+    if (judge) QE_TRY(judge_edited(rank, binding, &item, effects, index));
+    return run ? run_item(rank, binding, index) : QE_OK;
+}
+
+/* Nothing runs: what matters of a planted access is that it was declared and is refused. */
+static qe_status submit_inserted(qe_rank *rank, qe_binding *binding, const qe_edit *edit) {
+    const qe_item *near = &binding->rank_plan->program.items[edit->item];
     qe_item item = {.kind = QE_ITEM_OP,
                     .effect_count = 1,
-                    .stream = binding->rank_plan->stream_host,
-                    .microbatch = QE_NONE,
-                    .event = QE_NONE};
-    item.label = binding->rank_plan->program.items[edit->item].label;
+                    .stage = near->stage,
+                    .microbatch = near->microbatch,
+                    .stream = edit->stream,
+                    .event = QE_NONE,
+                    .label = near->label};
     return judge_edited(rank, binding, &item, &edit->effect, QE_NONE);
 }
 
-/* The edit's share at place `index`; *handled: the planned item is not to be submitted as well. */
-static qe_status submit_edit(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run, int *handled) {
+/* Item `index` as the armed edit has it. */
+static qe_status submit_edited(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
     const qe_edit *edit = &rank->team->edit;
-    *handled = edit->kind != QE_EDIT_INSERT && edit->item == index && edit->kind != QE_EDIT_NONE;
     if (edit->kind == QE_EDIT_EARLY && edit->at == index) QE_TRY(submit_again(rank, binding, edit->item, judge, run));
-    if (edit->kind == QE_EDIT_INSERT && edit->at == index && judge) return submit_host_access(rank, binding, edit);
-    if (!*handled) return QE_OK;
-    if (edit->kind == QE_EDIT_ALTER) return submit_altered(rank, binding, edit, judge, run);
-    if (edit->kind != QE_EDIT_REPEAT) return QE_OK; /* skipped, or submitted earlier */
-    QE_TRY(submit_planned(rank, binding, index, judge, run));
-    return submit_again(rank, binding, index, judge, run);
+    if (edit->kind == QE_EDIT_INSERT && edit->at == index && judge) QE_TRY(submit_inserted(rank, binding, edit));
+    int moved = edit->kind == QE_EDIT_SKIP || edit->kind == QE_EDIT_EARLY;
+    if (moved && edit->item == index) return QE_OK;
+    QE_TRY(submit_declared(rank, binding, index, judge, run));
+    if (edit->kind == QE_EDIT_REPEAT && edit->item == index) return submit_again(rank, binding, index, judge, run);
+    return QE_OK;
 }
 
 qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, uint32_t end, int judge, int run) {
     judge = judge && rank->team->options.contracts != QE_CONTRACTS_OFF;
-    int armed = rank->team->edit_rank == rank->index && binding == &rank->train;
-    for (uint32_t index = begin; index < end; index++) {
-        int handled = 0;
-        if (armed) QE_TRY(submit_edit(rank, binding, index, judge, run, &handled));
-        if (!handled) QE_TRY(submit_planned(rank, binding, index, judge, run));
-    }
+    int armed = rank->team->edit_rank == rank->index && binding->plan == rank->train.plan;
+    for (uint32_t index = begin; index < end; index++)
+        QE_TRY(armed ? submit_edited(rank, binding, index, judge, run)
+                     : submit_planned(rank, binding, index, judge, run));
     return QE_OK;
 }
 

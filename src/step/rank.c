@@ -30,6 +30,7 @@ static void abort_step(qe_rank *rank, qe_binding *binding) {
         qe_ledger_history(binding->ledger, &rank->history, &ignored);
     }
     if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
+    rank->has_caches = 0;
     drop_amaxes(rank);
 }
 
@@ -119,6 +120,7 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
         qe_status status = qe_ledger_step_end(binding->ledger, &ignored);
         QE_ASSERT(status == QE_OK || rank->team->options.contracts == QE_CONTRACTS_OBSERVE);
         if (status != QE_OK) qe_ledger_step_abort(binding->ledger);
+        rank->has_caches = status == QE_OK;
     }
     return QE_OK;
 }
@@ -126,6 +128,7 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
 void qe_rank_step(qe_rank *rank) {
     qe_binding *binding = &rank->train;
     begin(rank, binding);
+    rank->has_stepped = 1;
     qe_status status = actions(rank, binding);
     if (status == QE_OK) status = meet(rank, QE_OK, binding->plan->weight_count + 1u);
     if (status == QE_OK) {
@@ -138,7 +141,10 @@ void qe_rank_step(qe_rank *rank) {
         status = judge_commit(rank, binding);
     }
     if (status == QE_OK) status = meet(rank, QE_OK, 0);
-    if (status == QE_OK) status = run_commit(rank, binding);
+    if (status == QE_OK) {
+        status = run_commit(rank, binding);
+        rank->torn = status != QE_OK;
+    }
     if (status == QE_OK) return;
     give_up(rank, binding, status);
     abort_step(rank, binding);

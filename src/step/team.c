@@ -118,12 +118,21 @@ static void touch(qe_binding *binding, uint32_t weight) {
     qe_ledger_touch(binding->ledger, object, qe_ledger_counter(binding->ledger, object) + 1);
 }
 
+/* What a device left half committed is not shown to anybody. */
+static qe_status whole(const qe_team *team, qe_error *error_out) {
+    if (!team->torn) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, "make a new team and go on from the last checkpoint",
+                        "the device failed while a step was being committed; the weights are of two steps");
+}
+
 qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *values, qe_error *error_out) {
+    QE_TRY(whole(team, error_out));
     const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
     qe_rank *rank = owner_of(team, parameter->weight);
     size_t count = (size_t)parameter->rows * parameter->columns;
     float *to = rank->places[parameter->weight].master + (size_t)parameter->row_begin * parameter->columns;
     QE_TRY(team->options.backend->memory->write(rank->device, to, values, count * sizeof *values, error_out));
+    rank->has_caches = 0;
     touch(&rank->train, parameter->weight);
     touch(&rank->evaluate, parameter->weight);
     return QE_OK;
@@ -138,6 +147,7 @@ static qe_status read_view(qe_team *team, const qe_parameter *parameter, const f
 }
 
 qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_out, qe_error *error_out) {
+    QE_TRY(whole(team, error_out));
     const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
     return read_view(team, parameter, owner_of(team, parameter->weight)->places[parameter->weight].master, values_out,
                      error_out);
@@ -155,6 +165,7 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
                          : rank->status == QE_OK                ? 0
                                                                 : 2;
         int weight_old = worst == QE_CONTRACT ? 3 : worst == QE_ERROR_INTERRUPTED ? 1 : worst == QE_OK ? 0 : 2;
+        team->torn |= rank->torn;
         if (weight_new > weight_old) worst = rank->status, cause = rank;
         if (rank->violations.count > 0 && result_out->violation_rank == QE_NONE) {
             result_out->violation_rank = i;
@@ -174,6 +185,8 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
 qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer,
                        qe_step_result *result_out, qe_error *error_out) {
     memset(result_out, 0, sizeof *result_out);
+    result_out->violation_rank = QE_NONE;
+    QE_TRY(whole(team, error_out));
     team->batch = batch;
     team->optimizer = optimizer;
     command_all(team, QE_COMMAND_STEP);
@@ -208,6 +221,8 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
     const qe_plan *plan = team->ranks[0].evaluate.plan;
     QE_ASSERT(plan != NULL);
     memset(result_out, 0, sizeof *result_out);
+    result_out->violation_rank = QE_NONE;
+    QE_TRY(whole(team, error_out));
     team->batch = batch;
     command_all(team, QE_COMMAND_EVALUATE);
     QE_TRY(outcome(team, result_out, error_out));
@@ -260,6 +275,7 @@ static void hash_scales(qe_team *team, qe_hash *hash) {
 }
 
 qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out) {
+    QE_TRY(whole(team, error_out));
     const qe_plan *plan = team->plan;
     uint64_t most = 0;
     for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {

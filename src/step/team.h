@@ -5,20 +5,24 @@
 #include <pthread.h>
 #include "qeffect/step.h"
 
-/* One change to what a rank submits. Items are indices of the training program. */
+/* One change to what a rank submits. Items are indices of the training program. None keeps a peer waiting for a
+ * transfer: where an op that other ranks need is concerned, only what it declares is changed. */
 typedef enum qe_edit_kind {
     QE_EDIT_NONE,
     QE_EDIT_SKIP, /* `item` is not submitted */
     QE_EDIT_REPEAT, /* `item` is submitted twice */
     QE_EDIT_EARLY, /* `item` is submitted before `at` instead of at its place */
     QE_EDIT_ALTER, /* `item` is submitted with effect `effect_index` replaced by `effect` */
-    QE_EDIT_INSERT /* a host access with `effect` is submitted before `at` */
+    QE_EDIT_DROP, /* `item` is submitted without effect `effect_index` */
+    QE_EDIT_FORGET, /* as drop, and no later effect on the same object is submitted */
+    QE_EDIT_INSERT /* something that does `effect` on `stream` is submitted before `at` */
 } qe_edit_kind;
 
 typedef struct qe_edit {
     qe_edit_kind kind;
     uint32_t item, at, effect_index;
-    qe_effect effect;
+    uint32_t stream;
+    qe_effect effect; /* drop, forget: the one that is left out */
 } qe_edit;
 
 /* A plan bound to memory on one rank. */
@@ -50,6 +54,8 @@ typedef struct qe_rank {
     qe_adamw adamw; /* of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
+    uint8_t has_stepped; /* a training step was begun: buffers were written */
+    uint8_t has_caches; /* the last training step left every cache filled, and no weight was written since */
     double *values, *gathered; /* for the meeting: norms by weight, then the loss */
     /* Outcome of the last command. */
     qe_status status;
@@ -57,6 +63,7 @@ typedef struct qe_rank {
     qe_violations violations;
     qe_program history;
     uint8_t vetoed;
+    uint8_t torn; /* some weights of a step are committed and others not: the device failed in between */
     double loss_sum, gradient_norm;
     uint64_t certified, judged;
 } qe_rank;
@@ -75,6 +82,7 @@ struct qe_team {
     qe_team_command command;
     const qe_batch *batch;
     const qe_step_optimizer *optimizer;
+    uint8_t torn; /* a rank is */
     /* An armed fault. */
     uint32_t edit_rank;
     qe_edit edit;
@@ -98,10 +106,5 @@ qe_status qe_binding_drain(qe_rank *rank, qe_binding *binding, qe_error *error_o
 /* rank.c */
 void qe_rank_step(qe_rank *rank);
 void qe_rank_evaluate(qe_rank *rank);
-
-/* inject.c */
-/* Writes the edited submissions of one step as a program, for judging. */
-qe_status qe_edit_apply(const qe_program *program, const qe_edit *edit, uint32_t host_stream, qe_program *edited_out,
-                        qe_error *error_out);
 
 #endif
