@@ -1,0 +1,288 @@
+/* The same program gives the same bits: losses of every step and the state at the end, for every schedule that keeps
+ * the order of accumulation, any number of stages and ranks, caches on and off, gradients in place or copied, contracts
+ * on or off. What they are held against is the baseline: one microbatch at a time on one rank, nothing reused. */
+#include "step_world.h"
+
+#include <math.h>
+
+enum { STEPS = 12, MICROBATCHES = 8 };
+
+typedef struct run {
+    double loss[STEPS], norm[STEPS];
+    world_hash hash;
+} run;
+
+static void train(world *w, run *out) {
+    for (int step = 0; step < STEPS; step++) {
+        out->loss[step] = world_step(w, 0);
+        out->norm[step] = w->result.gradient_norm;
+        assert_true(isfinite(out->loss[step]));
+    }
+    out->hash = world_state(w);
+}
+
+static run run_of(const world_options *options) {
+    world w;
+    run result;
+    world_open(&w, options);
+    train(&w, &result);
+    world_close(&w);
+    return result;
+}
+
+static void assert_same(const run *a, const run *b, const world_options *options) {
+    for (int step = 0; step < STEPS; step++) {
+        if (a->loss[step] == b->loss[step] && a->norm[step] == b->norm[step]) continue;
+        print_error("%s on %u ranks, %u chunks, %s: step %d: loss %.17g against %.17g, norm %.17g against %.17g\n",
+                    options->baseline ? "baseline" : options->schedule, options->ranks, options->chunks,
+                    qe_recipe_name(options->recipe), step + 1, b->loss[step], a->loss[step], b->norm[step],
+                    a->norm[step]);
+        fail();
+    }
+    assert_string_equal(a->hash.text, b->hash.text);
+}
+
+typedef struct shape {
+    const char *schedule;
+    uint32_t ranks, chunks;
+} shape;
+
+static const shape shapes[] = {
+    {"gpipe", 1, 1}, {"gpipe", 2, 1}, {"gpipe", 4, 1},       {"1f1b", 1, 1},        {"1f1b", 2, 1},
+    {"1f1b", 3, 1}, /* 1, 1 and 2 layers */
+    {"1f1b", 4, 1},  {"zbh1", 1, 1},  {"zbh1", 2, 1},        {"zbh1", 3, 1},        {"zbh1", 4, 1},
+    {"interleaved", 2, 2}, {"interleaved", 1, 4}, {"interleaved", 1, 3},
+};
+
+static void all_shapes_agree(qe_recipe_kind recipe) {
+    world_options baseline = {.recipe = recipe, .baseline = 1, .ranks = 1, .chunks = 1, .microbatches = MICROBATCHES};
+    run expected = run_of(&baseline);
+    assert_true(expected.loss[STEPS - 1] < 0.9 * expected.loss[0]); /* it learns */
+    for (uint32_t stages = 2; stages <= 4; stages++) {
+        baseline.chunks = stages;
+        run cut = run_of(&baseline);
+        assert_same(&expected, &cut, &baseline);
+    }
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        world_options options = {.recipe = recipe, .schedule = shapes[i].schedule, .ranks = shapes[i].ranks,
+                                 .chunks = shapes[i].chunks, .microbatches = MICROBATCHES};
+        run eager = run_of(&options);
+        assert_same(&expected, &eager, &options);
+    }
+}
+
+static void delayed_scaling_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
+    (void)state;
+    all_shapes_agree(QE_RECIPE_DELAYED);
+}
+static void current_scaling_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
+    (void)state;
+    all_shapes_agree(QE_RECIPE_CURRENT);
+}
+static void block_scaling_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
+    (void)state;
+    all_shapes_agree(QE_RECIPE_BLOCK);
+}
+static void bf16_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
+    (void)state;
+    all_shapes_agree(QE_RECIPE_BF16);
+}
+static void fp32_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
+    (void)state;
+    all_shapes_agree(QE_RECIPE_FP32);
+}
+
+static void recipes_differ_and_all_learn(void **state) {
+    (void)state;
+    run runs[QE_RECIPE_FP32 + 1];
+    for (int recipe = 0; recipe <= QE_RECIPE_FP32; recipe++) {
+        runs[recipe] = run_of(&(world_options){.recipe = (qe_recipe_kind)recipe, .ranks = 2});
+        for (int other = 0; other < recipe; other++)
+            assert_string_not_equal(runs[recipe].hash.text, runs[other].hash.text);
+    }
+}
+
+/* Cache, slots, placement and contracts one by one, against the run with everything on. */
+static void what_only_saves_time_or_space_changes_no_bit(void **state) {
+    (void)state;
+    static const world_options variants[] = {
+        {.no_cache = 1}, {.no_reuse = 1}, {.copy = 1}, {.contracts = QE_CONTRACTS_OFF},
+        {.contracts = QE_CONTRACTS_OBSERVE}, {.no_cache = 1, .no_reuse = 1, .copy = 1, .contracts = QE_CONTRACTS_OFF},
+    };
+    for (int recipe = 0; recipe <= QE_RECIPE_FP32; recipe++) {
+        world_options plain = {.recipe = (qe_recipe_kind)recipe, .schedule = "zbh1", .ranks = 2, .microbatches = 6};
+        run expected = run_of(&plain);
+        for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+            world_options options = variants[i];
+            options.recipe = plain.recipe;
+            options.schedule = plain.schedule;
+            options.ranks = plain.ranks;
+            options.microbatches = plain.microbatches;
+            run varied = run_of(&options);
+            assert_same(&expected, &varied, &options);
+        }
+    }
+}
+
+static void every_step_of_a_plan_goes_the_certified_way(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, &(world_options){.schedule = "zbh1", .ranks = 2, .evaluates = 1});
+    uint64_t items = 0;
+    for (uint32_t rank = 0; rank < w.plan->ranks; rank++) items += w.plan->rank[rank].program.item_count;
+    for (int step = 0; step < 4; step++) {
+        world_step(&w, 0);
+        assert_int_equal(w.result.certified, items);
+        assert_int_equal(w.result.judged, 0);
+    }
+    world_close(&w);
+}
+
+static void evaluate(world *w, double *losses_out) {
+    world_batch(w, 1000, 0);
+    qe_batch batch = {w->batch_tokens, w->batch_targets};
+    must(qe_team_evaluate(w->team, &batch, losses_out, NULL, 0, 0, &w->result, &w->error), &w->error, "evaluation");
+    assert_int_equal(w->result.violations.count, 0);
+}
+
+static void evaluation_between_steps_changes_nothing(void **state) {
+    (void)state;
+    for (int recipe = 0; recipe <= QE_RECIPE_FP32; recipe++) {
+        world_options options = {.recipe = (qe_recipe_kind)recipe, .ranks = 2, .evaluates = 1};
+        run expected = run_of(&options);
+        world w;
+        world_open(&w, &options);
+        double first[WORLD_MICROBATCHES_MAX], again[WORLD_MICROBATCHES_MAX];
+        evaluate(&w, first); /* also before the first step */
+        for (int step = 0; step < STEPS; step++) {
+            world_hash before = world_state(&w);
+            evaluate(&w, first);
+            evaluate(&w, again);
+            assert_memory_equal(first, again, w.microbatches * sizeof *first);
+            assert_string_equal(world_state(&w).text, before.text);
+            assert_true(world_step(&w, 0) == expected.loss[step]);
+        }
+        assert_string_equal(world_state(&w).text, expected.hash.text);
+        world_close(&w);
+    }
+}
+
+/* The loss of a step is that of its batch before the weights move. */
+static void evaluation_of_a_batch_gives_the_loss_that_the_step_will_give(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, &(world_options){.recipe = QE_RECIPE_CURRENT, .schedule = "zbh1", .ranks = 2, .evaluates = 1});
+    for (int step = 0; step < 3; step++) {
+        double losses[WORLD_MICROBATCHES_MAX], sum = 0;
+        world_batch(&w, w.step, 0);
+        qe_batch batch = {w.batch_tokens, w.batch_targets};
+        must(qe_team_evaluate(w.team, &batch, losses, NULL, 0, 0, &w.result, &w.error), &w.error, "evaluation");
+        for (uint32_t m = 0; m < w.microbatches; m++) sum += losses[m];
+        assert_true(world_step(&w, 0) == sum / ((double)w.microbatches * w.tokens));
+    }
+    world_close(&w);
+}
+
+static void the_state_hash_tells_one_bit_of_one_parameter(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, &(world_options){.ranks = 2});
+    world_step(&w, 0);
+    world_hash before = world_state(&w);
+    for (uint32_t i = 0; i < qe_model_parameter_count(w.model); i++) {
+        const qe_parameter *parameter = qe_model_parameter(w.model, i);
+        size_t count = (size_t)parameter->rows * parameter->columns;
+        float *values = malloc(count * sizeof *values);
+        assert_non_null(values);
+        must(qe_team_parameter_read(w.team, i, values, &w.error), &w.error, parameter->name);
+        uint32_t bits;
+        memcpy(&bits, &values[count - 1], sizeof bits);
+        bits ^= 1u;
+        memcpy(&values[count - 1], &bits, sizeof bits);
+        must(qe_team_parameter_write(w.team, i, values, &w.error), &w.error, parameter->name);
+        assert_string_not_equal(world_state(&w).text, before.text);
+        bits ^= 1u;
+        memcpy(&values[count - 1], &bits, sizeof bits);
+        must(qe_team_parameter_write(w.team, i, values, &w.error), &w.error, parameter->name);
+        assert_string_equal(world_state(&w).text, before.text);
+        free(values);
+    }
+    world_close(&w);
+}
+
+static void the_state_hash_covers_moments_and_scales(void **state) {
+    (void)state;
+    world a, b;
+    world_open(&a, &(world_options){.ranks = 1});
+    world_open(&b, &(world_options){.ranks = 1});
+    a.optimizer.rate = b.optimizer.rate = (qe_learning_rate){.warmup_steps = 0, .steps = 1}; /* weights stand still */
+    world_hash first = world_state(&a);
+    world_step(&a, 0);
+    assert_string_not_equal(world_state(&a).text, first.text);
+    b.step = 5; /* another batch: other gradients and amaxes, the same weights */
+    world_step(&b, 0);
+    assert_string_not_equal(world_state(&a).text, world_state(&b).text);
+    world_close(&a);
+    world_close(&b);
+}
+
+/* The first norm of a zero row is 0 * rsqrt(epsilon) = 0, so with row 0 of the embedding zero a microbatch of word 0
+ * is zero through the whole stack, and with it every amax that it records. */
+static void zero_the_first_word(world *w) {
+    for (uint32_t i = 0; i < qe_model_parameter_count(w->model); i++) {
+        const qe_parameter *parameter = qe_model_parameter(w->model, i);
+        if (strcmp(parameter->name, "model.embed_tokens.weight") != 0) continue;
+        float *values = malloc((size_t)parameter->rows * parameter->columns * sizeof *values);
+        assert_non_null(values);
+        must(qe_team_parameter_read(w->team, i, values, &w->error), &w->error, parameter->name);
+        memset(values, 0, parameter->columns * sizeof *values);
+        must(qe_team_parameter_write(w->team, i, values, &w->error), &w->error, parameter->name);
+        free(values);
+    }
+}
+
+static run run_with_zero_microbatch(const world_options *options) {
+    world w;
+    run result;
+    world_open(&w, options);
+    for (int step = 0; step < STEPS; step++) {
+        zero_the_first_word(&w); /* training moves it */
+        result.loss[step] = world_step(&w, WORLD_ALL_ZERO);
+        result.norm[step] = w.result.gradient_norm;
+        assert_true(isfinite(result.loss[step]));
+        assert_true(isfinite(result.norm[step]));
+    }
+    result.hash = world_state(&w);
+    world_close(&w);
+    return result;
+}
+
+static void a_microbatch_that_is_all_zero_keeps_the_losses_finite_and_the_bits(void **state) {
+    (void)state;
+    for (int recipe = 0; recipe <= QE_RECIPE_FP32; recipe++) {
+        world_options baseline = {.recipe = (qe_recipe_kind)recipe, .baseline = 1, .ranks = 1};
+        run expected = run_with_zero_microbatch(&baseline);
+        world_options options = {.recipe = (qe_recipe_kind)recipe, .schedule = "zbh1", .ranks = 2};
+        run eager = run_with_zero_microbatch(&options);
+        assert_same(&expected, &eager, &options);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(delayed_scaling_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(current_scaling_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(block_scaling_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(bf16_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(fp32_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(recipes_differ_and_all_learn),
+        cmocka_unit_test(what_only_saves_time_or_space_changes_no_bit),
+        cmocka_unit_test(every_step_of_a_plan_goes_the_certified_way),
+        cmocka_unit_test(evaluation_between_steps_changes_nothing),
+        cmocka_unit_test(evaluation_of_a_batch_gives_the_loss_that_the_step_will_give),
+        cmocka_unit_test(the_state_hash_tells_one_bit_of_one_parameter),
+        cmocka_unit_test(the_state_hash_covers_moments_and_scales),
+        cmocka_unit_test(a_microbatch_that_is_all_zero_keeps_the_losses_finite_and_the_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
