@@ -35,13 +35,17 @@ void qe_ledger_destroy(qe_ledger *ledger);
  * On failure: QE_CONTRACT and the first violations in program order in *violations_out. */
 qe_status qe_ledger_certify(qe_ledger *ledger, qe_violations *violations_out, qe_error *error_out);
 
+/* Opens a step: versions count from here, and what streams did before is over (the host waited for them).
+ * Requires:   IDLE. Allocates nothing. Capture: allowed. */
 void qe_ledger_step_begin(qe_ledger *ledger);
 /* Submits item `index` of the certified program as planned. Allocates nothing.
  * Requires:   certified; between step_begin and step_end.
  * On failure: QE_CONTRACT, records in *violations_out, ledger unchanged. Capture: allowed. */
 qe_status qe_ledger_issue(qe_ledger *ledger, uint32_t index, qe_violations *violations_out);
-/* Submits an item that is not the next one of the certified program. Versions in `effects` count from step_begin
- * like the program's. `op_index` is the program item it stands for, or QE_NONE. Otherwise as qe_ledger_issue. */
+/* Submits an item that is not the next one of the certified program. Versions in `effects` count from step_begin like
+ * the program's. `op_index` is the program item it stands for, or QE_NONE. Otherwise as qe_ledger_issue, and
+ * QE_ERROR_ARGUMENT where it names what does not exist, QE_ERROR_MEMORY where it splits buffers as the program does
+ * not and there is no room for that. */
 qe_status qe_ledger_submit(qe_ledger *ledger, const qe_item *item, const qe_effect *effects, uint32_t op_index,
                            qe_violations *violations_out);
 /* Closes the step: slot.leak, scale.unfolded, grad.missing and their like are judged here, too.
@@ -49,7 +53,9 @@ qe_status qe_ledger_submit(qe_ledger *ledger, const qe_item *item, const qe_effe
 qe_status qe_ledger_step_end(qe_ledger *ledger, qe_violations *violations_out);
 /* Judges what step_end would judge, and leaves the step open: what is submitted so far is the whole step. */
 qe_status qe_ledger_step_check(qe_ledger *ledger, qe_violations *violations_out);
-/* Gives the step up. */
+/* Gives the step up: scales and gradients as at its beginning, slots free, caches empty; a weight that was committed
+ * gets a new version, because bytes that were rolled back are made again and not kept.
+ * Requires:   OPEN, the streams drained. */
 void qe_ledger_step_abort(qe_ledger *ledger);
 
 /* Epoch, generation, version or takes of an object, absolute. */

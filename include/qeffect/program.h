@@ -166,7 +166,9 @@ uint32_t qe_program_add_event(qe_program *program);
  * Buffer effects conflict only where their ranges meet. Deposits conflict with each other: their order is the bits. */
 int qe_effect_conflicts(const qe_effect *a, const qe_effect *b);
 
+/* "scale" ..., as traces write it; "unknown" for what is no kind. */
 const char *qe_object_kind_name(qe_object_kind kind);
+/* "scale.use" ..., as traces write it; "unknown" for what is no kind. */
 const char *qe_effect_kind_name(qe_effect_kind kind);
 
 #ifdef __cplusplus

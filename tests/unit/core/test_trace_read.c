@@ -180,7 +180,8 @@ static void zero_bytes_and_long_lines_are_refused(void **state) {
 static void seventeen_effects_are_refused(void **state) {
     (void)state;
     char text[4096] = HEAD "op k on s :";
-    for (int i = 0; i < QE_EFFECTS_MAX + 1; i++) strcat(text, " weight.read w@0");
+    for (int i = 0; i < QE_EFFECTS_MAX + 1; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), " weight.read w@0");
     qe_program program;
     qe_error error;
     assert_int_equal(read_text(text, strlen(text), &program, &error), QE_ERROR_FORMAT);

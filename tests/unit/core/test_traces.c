@@ -111,7 +111,39 @@ static void every_trace_is_judged_as_its_header_says(void **state) {
     assert_int_equal(different, 0);
 }
 
+/* The first block of the page of the grammar; without the line it says so of, it breaks what it says. */
+static void the_example_of_the_grammar_is_what_it_says(void **state) {
+    (void)state;
+    char line[1024];
+    FILE *page = fopen("docs/trace.md", "r");
+    assert_non_null(page);
+    for (int with_wait = 1; with_wait >= 0; with_wait--) {
+        FILE *block = tmpfile();
+        assert_non_null(block);
+        rewind(page);
+        int inside = 0;
+        while (fgets(line, sizeof line, page) != NULL && !(inside && strncmp(line, "```", 3) == 0)) {
+            if (inside && (with_wait || strncmp(line, "wait ", 5) != 0)) fputs(line, block);
+            if (strncmp(line, "```", 3) == 0) inside = 1;
+        }
+        rewind(block);
+        qe_program program;
+        qe_violations violations;
+        char found[1024];
+        qe_program_init(&program);
+        assert_int_equal(qe_trace_read(block, "docs/trace.md", &program, NULL), QE_OK);
+        describe(qe_program_judge(&program, &violations, NULL), &violations, found, sizeof found);
+        assert_string_equal(found, with_wait ? "ok" : "sync.side");
+        fclose(block);
+        qe_program_deinit(&program);
+    }
+    fclose(page);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_trace_is_judged_as_its_header_says)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_trace_is_judged_as_its_header_says),
+        cmocka_unit_test(the_example_of_the_grammar_is_what_it_says),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,159 @@
+/* test_program.c - programs grow, refuse what refers to nothing, and are unchanged by a refused call; conflicts. */
+#include "core_program.h"
+
+#include <stdlib.h>
+
+static void a_program_grows_far_beyond_its_first_room(void **state) {
+    (void)state;
+    enum { MANY = 3000 };
+    qe_program program;
+    qe_program_init(&program);
+    assert_int_equal(qe_program_add_stream(&program, "s", QE_STREAM_COMPUTE, NULL, NULL), QE_OK);
+    for (uint32_t i = 0; i < MANY; i++) {
+        qe_object slot = {.kind = QE_OBJECT_SLOT};
+        snprintf(slot.name, sizeof slot.name, "slot%u", i);
+        assert_int_equal(must_add_object(&program, slot), i);
+        const qe_effect effects[] = {{.kind = QE_EFFECT_SLOT_ACQUIRE, .object = i, .version = i},
+                                     {.kind = QE_EFFECT_SLOT_BORROW, .object = i, .version = i}};
+        must_add(&program, (qe_item){.kind = QE_ITEM_OP, .microbatch = i}, i % 2 ? "odd" : "even", effects, 2);
+    }
+    assert_int_equal(program.label_count, 2);
+    for (uint32_t i = 0; i < MANY; i++) {
+        const qe_item *item = &program.items[i];
+        assert_int_equal(item->microbatch, i);
+        assert_int_equal(item->first_effect, 2 * i);
+        assert_int_equal(program.effects[item->first_effect + 1].version, i);
+        assert_int_equal(item->label, i % 2);
+    }
+    qe_program_deinit(&program);
+    assert_null(program.items);
+    qe_program_deinit(&program);
+}
+
+static qe_program copy_of(const qe_program *program) { return *program; }
+
+static void assert_unchanged(const qe_program *program, const qe_program *before) {
+    assert_int_equal(program->object_count, before->object_count);
+    assert_int_equal(program->stream_count, before->stream_count);
+    assert_int_equal(program->label_count, before->label_count);
+    assert_int_equal(program->item_count, before->item_count);
+    assert_int_equal(program->effect_count, before->effect_count);
+    assert_int_equal(program->deposit_count, before->deposit_count);
+}
+
+static void what_refers_to_nothing_is_refused(void **state) {
+    (void)state;
+    static const qe_object objects[] = {
+        {.name = "", .kind = QE_OBJECT_SLOT},
+        {.name = "x", .kind = QE_OBJECT_KINDS},
+        {.name = "x", .kind = QE_OBJECT_CACHE, .weight = SLOT, .scale = SCALE},
+        {.name = "x", .kind = QE_OBJECT_CACHE, .weight = QE_NONE, .scale = SCALE},
+        {.name = "x", .kind = QE_OBJECT_CACHE, .weight = WEIGHT, .scale = SLOT},
+        {.name = "x", .kind = QE_OBJECT_GRAD, .weight = 99},
+    };
+    static const qe_item items[] = {
+        {.kind = QE_ITEM_KINDS},
+        {.kind = QE_ITEM_OP, .stream = 4},
+        {.kind = QE_ITEM_OP, .label = 99},
+        {.kind = QE_ITEM_RECORD, .event = 3},
+        {.kind = QE_ITEM_WAIT, .event = QE_NONE},
+        {.kind = QE_ITEM_SYNC_EVENT, .event = 3},
+        {.kind = QE_ITEM_SYNC_STREAM, .stream = QE_NONE},
+    };
+    qe_program program;
+    make_right_program(&program);
+    qe_program before = copy_of(&program);
+    qe_error error;
+    for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
+        assert_int_equal(qe_program_add_object(&program, &objects[i], NULL, &error), QE_ERROR_ARGUMENT);
+        assert_true(error.message[0] != '\0');
+    }
+    for (size_t i = 0; i < sizeof items / sizeof items[0]; i++)
+        assert_int_equal(qe_program_add_item(&program, &items[i], NULL, 0, NULL, &error), QE_ERROR_ARGUMENT);
+    qe_item op = {.kind = QE_ITEM_OP};
+    qe_effect effects[QE_EFFECTS_MAX + 1] = {{.kind = QE_EFFECT_SCALE_USE, .object = SLOT}};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0] = (qe_effect){.kind = QE_EFFECT_KINDS};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0] = (qe_effect){.kind = QE_EFFECT_SCALE_USE, .object = 99};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_item(&program, &op, effects, QE_EFFECTS_MAX + 1, NULL, &error), QE_ERROR_LIMIT);
+    qe_item record = {.kind = QE_ITEM_RECORD};
+    assert_int_equal(qe_program_add_item(&program, &record, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    qe_deposit deposit = {.object = WEIGHT};
+    assert_int_equal(qe_program_add_deposit(&program, &deposit, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_stream(&program, "x", (qe_stream_role)9, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_stream(&program, "", QE_STREAM_COMM, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_label(&program, "", NULL, &error), QE_ERROR_ARGUMENT);
+    assert_unchanged(&program, &before);
+    qe_program_deinit(&program);
+}
+
+static void names_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    char longest[QE_NAME_BYTES + 1];
+    memset(longest, 'n', sizeof longest);
+    longest[QE_NAME_BYTES] = '\0';
+    qe_program program;
+    qe_program_init(&program);
+    assert_int_equal(qe_program_add_label(&program, longest, NULL, NULL), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_stream(&program, longest, QE_STREAM_COMM, NULL, NULL), QE_ERROR_ARGUMENT);
+    qe_object object = {.kind = QE_OBJECT_SLOT};
+    memcpy(object.name, longest, QE_NAME_BYTES);
+    assert_int_equal(qe_program_add_object(&program, &object, NULL, NULL), QE_ERROR_ARGUMENT);
+    longest[QE_NAME_BYTES - 1] = '\0';
+    assert_int_equal(qe_program_add_label(&program, longest, NULL, NULL), QE_OK);
+    assert_int_equal(qe_program_add_stream(&program, longest, QE_STREAM_COMM, NULL, NULL), QE_OK);
+    for (int i = 1; i < QE_STREAMS_MAX; i++)
+        assert_int_equal(qe_program_add_stream(&program, "s", QE_STREAM_COMM, NULL, NULL), QE_OK);
+    assert_int_equal(qe_program_add_stream(&program, "s", QE_STREAM_COMM, NULL, NULL), QE_ERROR_LIMIT);
+    qe_program_deinit(&program);
+}
+
+static void effects_conflict_unless_both_read_or_both_record(void **state) {
+    (void)state;
+    static const uint8_t readers[] = {QE_EFFECT_SCALE_USE, QE_EFFECT_SCALE_RECORD, QE_EFFECT_SLOT_BORROW,
+                                      QE_EFFECT_WEIGHT_READ, QE_EFFECT_CACHE_USE, QE_EFFECT_BUFFER_READ};
+    for (int a = 0; a < QE_EFFECT_KINDS; a++) {
+        for (int b = 0; b < QE_EFFECT_KINDS; b++) {
+            qe_effect first = {.kind = (uint8_t)a, .end = 8}, second = {.kind = (uint8_t)b, .end = 8};
+            int both_read = memchr(readers, a, sizeof readers) && memchr(readers, b, sizeof readers);
+            assert_int_equal(qe_effect_conflicts(&first, &second), !both_read);
+            assert_int_equal(qe_effect_conflicts(&second, &first), !both_read);
+            second.object = 1;
+            assert_int_equal(qe_effect_conflicts(&first, &second), 0);
+        }
+    }
+    qe_effect reads = {.kind = QE_EFFECT_SLOT_BORROW}, writes = {.kind = QE_EFFECT_SLOT_BORROW, .write = 1};
+    assert_int_equal(qe_effect_conflicts(&reads, &reads), 0);
+    assert_int_equal(qe_effect_conflicts(&reads, &writes), 1);
+    assert_int_equal(qe_effect_conflicts(&writes, &writes), 1);
+}
+
+static void ranges_conflict_only_where_they_meet(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t begin, end, other_begin, other_end;
+        int conflict;
+    } cases[] = {
+        {0, 8, 8, 16, 0}, {0, 9, 8, 16, 1}, {8, 16, 0, 8, 0}, {0, 16, 4, 8, 1}, {4, 4, 0, 8, 0}, {0, 8, 4, 4, 0},
+        {0, 8, 100, 90, 0}, {0, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qe_effect a = {.kind = QE_EFFECT_BUFFER_WRITE, .begin = cases[i].begin, .end = cases[i].end};
+        qe_effect b = {.kind = QE_EFFECT_BUFFER_READ, .begin = cases[i].other_begin, .end = cases[i].other_end};
+        assert_int_equal(qe_effect_conflicts(&a, &b), cases[i].conflict);
+        assert_int_equal(qe_effect_conflicts(&b, &a), cases[i].conflict);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_program_grows_far_beyond_its_first_room),
+        cmocka_unit_test(what_refers_to_nothing_is_refused),
+        cmocka_unit_test(names_that_do_not_fit_are_refused),
+        cmocka_unit_test(effects_conflict_unless_both_read_or_both_record),
+        cmocka_unit_test(ranges_conflict_only_where_they_meet),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

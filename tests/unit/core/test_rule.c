@@ -1,0 +1,83 @@
+/* test_rule.c - the table of rules is whole; docs/rules.md says the same in the same order, with tests that exist. */
+#include "core_program.h"
+
+#include <stdlib.h>
+
+static void ids_are_found_again_and_differ(void **state) {
+    (void)state;
+    for (int rule = QE_RULE_NONE + 1; rule < QE_RULE_COUNT; rule++) {
+        const char *id = qe_rule_id((qe_rule)rule);
+        assert_int_equal(qe_rule_from_id(id), rule);
+        assert_non_null(strchr(id, '.'));
+        const char *sentence = qe_rule_sentence((qe_rule)rule);
+        assert_int_equal(sentence[strlen(sentence) - 1], '.');
+    }
+    assert_int_equal(qe_rule_from_id("scale.bussy"), QE_RULE_NONE);
+    assert_int_equal(qe_rule_from_id(""), QE_RULE_NONE);
+    assert_int_equal(qe_rule_from_id("none"), QE_RULE_NONE);
+}
+
+static int contains_line(const char *path, const char *wanted) {
+    char line[1024];
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0;
+    int found = 0;
+    while (!found && fgets(line, sizeof line, file) != NULL) found = strstr(line, wanted) != NULL;
+    fclose(file);
+    return found;
+}
+
+/* "room/test_file: test_name" must be a test of that file. */
+static void assert_test_exists(const char *cell) {
+    char room[64], file[64], name[128], path[256], wanted[192];
+    if (sscanf(cell, "`%63[a-z]/%63[a-z_]: %127[a-z_]`", room, file, name) != 3) return; /* "none yet" */
+    snprintf(path, sizeof path, "tests/unit/%s/%s.c", room, file);
+    snprintf(wanted, sizeof wanted, "static void %s(void **state)", name);
+    if (!contains_line(path, wanted)) fail_msg("%s has no %s", path, name);
+}
+
+static void the_page_of_rules_lists_every_rule_in_order_with_its_test(void **state) {
+    (void)state;
+    FILE *page = fopen("docs/rules.md", "r");
+    assert_non_null(page);
+    char line[1024], expected[512];
+    int rule = QE_RULE_NONE + 1;
+    while (fgets(line, sizeof line, page) != NULL) {
+        if (strncmp(line, "| `", 3) != 0) continue;
+        assert_true(rule < QE_RULE_COUNT);
+        const char *sentence = qe_rule_sentence((qe_rule)rule);
+        snprintf(expected, sizeof expected, "| `%s` | %s | ", qe_rule_id((qe_rule)rule), sentence);
+        if (strncmp(line, expected, strlen(expected)) != 0) fail_msg("found %sexpected %s", line, expected);
+        const char *cell = strstr(line + strlen(expected), " | ");
+        assert_non_null(cell);
+        assert_test_exists(cell + 3);
+        rule++;
+    }
+    fclose(page);
+    assert_int_equal(rule, QE_RULE_COUNT);
+}
+
+static void kinds_have_words(void **state) {
+    (void)state;
+    for (int kind = 0; kind < QE_EFFECT_KINDS; kind++) {
+        const char *word = qe_effect_kind_name((qe_effect_kind)kind);
+        assert_non_null(strchr(word, '.'));
+        int known = 0;
+        for (int object = 0; object < QE_OBJECT_KINDS; object++) {
+            const char *prefix = qe_object_kind_name((qe_object_kind)object);
+            if (strncmp(word, prefix, strlen(prefix)) == 0 && word[strlen(prefix)] == '.') known++;
+        }
+        assert_int_equal(known, 1);
+    }
+    assert_string_equal(qe_effect_kind_name((qe_effect_kind)QE_EFFECT_KINDS), "unknown");
+    assert_string_equal(qe_object_kind_name((qe_object_kind)QE_OBJECT_KINDS), "unknown");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ids_are_found_again_and_differ),
+        cmocka_unit_test(the_page_of_rules_lists_every_rule_in_order_with_its_test),
+        cmocka_unit_test(kinds_have_words),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
