@@ -5,6 +5,7 @@
 
 #include "backend/host/kernels/table.h"
 #include "backend/host/kernels/quantizer.h"
+#include "base/assert.h"
 
 static float norm_row(const float *x, const float *gain, size_t hidden, float epsilon, float *y) {
     const float rstd = 1.0f / sqrtf(row_dot(x, x, hidden) / (float)hidden + epsilon);
@@ -26,6 +27,7 @@ void KERNEL(norm_quantize)(const qe_args_norm *args) {
     const size_t chunk = quantizer_chunk(args->hidden);
     float *y = args->target.decoded;
     quantizer q;
+    QE_ASSERT(y);
     KERNEL(quantizer_begin)(&q, &args->target, args->rows, args->hidden, 0);
     for (size_t row = 0; row < args->rows; row += chunk) {
         const size_t count = args->rows - row < chunk ? args->rows - row : chunk;

@@ -2,6 +2,7 @@
  * dgate = dy * up * s * (1 + g * (1 - s)). */
 #include "backend/host/kernels/table.h"
 #include "backend/host/kernels/quantizer.h"
+#include "base/assert.h"
 
 static void swiglu_row(const float *gate, const float *up, size_t ffn, float *y) {
     KERNEL_VECTOR
@@ -23,6 +24,7 @@ void KERNEL(swiglu_quantize)(const qe_args_swiglu *args) {
     const size_t ffn = args->ffn, chunk = quantizer_chunk(ffn);
     float *y = args->target.decoded ? args->target.decoded : args->decoded_scratch;
     quantizer q;
+    QE_ASSERT(y);
     KERNEL(quantizer_begin)(&q, &args->target, args->rows, ffn, 0);
     for (size_t row = 0; row < args->rows; row += chunk) {
         const size_t count = args->rows - row < chunk ? args->rows - row : chunk;
