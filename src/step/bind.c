@@ -208,11 +208,13 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     binding->loss = qe_rank_alloc(rank, losses, error_out);
     binding->loss_host = qe_rank_alloc(rank, losses, error_out);
     binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
-    binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
     binding->scratch_bytes += work + 2 * tokens + 2 * losses;
     if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host ||
-        !binding->norms || !binding->ops)
+        !binding->norms)
         return QE_ERROR_MEMORY;
+    binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
+    if (binding->ops == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ops", binding->rank_plan->op_count);
     return allocate_pools(rank, binding, error_out);
 }
 

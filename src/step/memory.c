@@ -86,8 +86,10 @@ static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     uint64_t bytes = plan->model_ops->constant_bytes(plan->model);
     rank->constants = qe_rank_alloc(rank, bytes, error_out);
+    if (rank->constants == NULL) return QE_ERROR_MEMORY;
     void *host = malloc((size_t)bytes);
-    qe_status status = rank->constants == NULL || host == NULL ? QE_ERROR_MEMORY : QE_OK;
+    qe_status status =
+        host != NULL ? QE_OK : qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the model's constants");
     if (status == QE_OK) {
         plan->model_ops->constant_fill(plan->model, host);
         status =
