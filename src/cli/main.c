@@ -18,7 +18,8 @@ static void help(void) {
         "runs.\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++) printf("  %-14s %s\n", commands[i]->name, commands[i]->summary);
     printf(
-        "\nqeffect COMMAND --help explains one. A first run: qeffect train examples/quickstart.yaml\n"
+        "\nqeffect COMMAND --help explains one, --version tells which this is. "
+        "A first run: qeffect train examples/quickstart.yaml\n"
         "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 "
         "interrupted\n");
 }
@@ -54,6 +55,10 @@ int main(int argc, char **argv) {
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         help();
+        return QE_EXIT_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        puts("qeffect " QE_VERSION);
         return QE_EXIT_OK;
     }
     const qe_command *command;
