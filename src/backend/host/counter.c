@@ -2,8 +2,9 @@
  * waits for, then looks at the value. Both orders are sequentially consistent, so one of the two sees the other. */
 #include "backend/host/counter.h"
 
-/* About 100 ns: longer than a cache line needs to travel, too short to steal a core from an op that is running. */
-enum { SPIN_TURNS = 16 };
+/* Some 200 ns where a pause takes 140 cycles: longer than a cache line needs to travel, too short to steal a core from
+ * an op that is running. */
+enum { SPIN_TURNS = 4 };
 
 static inline void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
