@@ -14,6 +14,7 @@ extern "C" {
 typedef struct qe_device qe_device;
 typedef struct qe_stream qe_stream;
 typedef struct qe_event qe_event;
+typedef struct qe_graph qe_graph;
 
 typedef struct qe_memory_ops {
     size_t size; /* sizeof the struct, so older tables are recognised */
@@ -43,6 +44,34 @@ typedef struct qe_stream_ops {
     qe_status (*sync)(qe_stream *stream, qe_error *error_out);
 } qe_stream_ops;
 
+typedef struct qe_graph_info {
+    uint32_t ops, lanes;  /* recorded ops; streams that take part */
+    uint64_t bytes;       /* memory that the graph holds */
+} qe_graph_info;
+
+/* Recorded work. A graph freezes what it was given: pointers, shapes and host constants are copied; memory that ops read
+ * through a pointer when they run (qe_args_adamw.step) is not. Recording follows CUDA's stream capture. */
+typedef struct qe_graph_ops {
+    size_t size;
+    /* From now on the stream's submissions are recorded instead of run. A stream that waits for an event recorded inside
+     * joins the recording. On failure: QE_ERROR_ARGUMENT when the stream records already. Thread: the submitter. */
+    qe_status (*begin)(qe_stream *stream, qe_error *error_out);
+    /* Ends the recording that `stream` began.
+     * Requires:   every joined stream was waited for behind its last work.
+     * On failure: QE_ERROR_ARGUMENT names what made the recording invalid: a stream that did not come back, a wait for an
+     *             event recorded outside, a sync or an allocation inside. The recording is dropped; all streams run again
+     *             as before; nothing is left behind. Owns: the caller destroys the graph. */
+    qe_status (*end)(qe_stream *stream, qe_graph **graph_out, qe_error *error_out);
+    /* Drops a recording. Does nothing where there is none. */
+    void (*abandon)(qe_stream *stream);
+    /* Runs the recorded work behind the stream's earlier work; the stream's later work runs behind all of it. Lanes of
+     * other streams run on those streams. Allocates nothing. Requires: the streams that took part still exist. */
+    qe_status (*launch)(qe_graph *graph, qe_stream *stream);
+    /* Requires: no launch of it is in flight. */
+    void (*destroy)(qe_graph *graph);
+    qe_graph_info (*info)(const qe_graph *graph);
+} qe_graph_ops;
+
 typedef struct qe_backend {
     size_t size;
     const char *name;     /* "host" */
@@ -53,6 +82,7 @@ typedef struct qe_backend {
     const char *(*identity)(const qe_device *device);
     const qe_memory_ops *memory;
     const qe_stream_ops *stream;
+    const qe_graph_ops *graph;
     /* Runs one op on the calling thread, now. Tests and the baseline of benchmarks. */
     qe_status (*run)(qe_device *device, const qe_op *op, qe_error *error_out);
 } qe_backend;
