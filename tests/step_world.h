@@ -20,6 +20,16 @@
 #include "qeffect/model.h"
 #include "qeffect/step.h"
 
+#ifndef __has_feature
+#define __has_feature(what) 0 /* gcc before 14 */
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || __has_feature(address_sanitizer) || \
+    __has_feature(thread_sanitizer)
+#define WORLD_SANITIZED 1 /* slow, and with an allocator of its own */
+#else
+#define WORLD_SANITIZED 0
+#endif
+
 enum { WORLD_MICROBATCHES_MAX = 16, WORLD_ALL_ZERO = 1 };
 
 /* Zero fields stand for the usual value, named behind each. */
@@ -33,6 +43,7 @@ typedef struct world_options {
     int baseline; /* sequential on one rank; no cache, no reuse, gradients copied */
     int no_cache, no_reuse, copy; /* one by one */
     int evaluates; /* with an evaluation plan */
+    const qe_model_config *config; /* tiny, as above */
     int quickstart; /* the sizes of the quickstart instead of the tiny ones */
     const qe_backend *backend; /* host */
 } world_options;
@@ -56,6 +67,7 @@ static inline void must(qe_status status, const qe_error *error, const char *wha
 }
 
 static inline qe_model_config world_config(const world_options *options) {
+    if (options->config != NULL) return *options->config;
     if (options->quickstart)
         return (qe_model_config){.layers = 4, .hidden = 128, .heads = 4, .kv_heads = 2, .ffn = 384, .vocab = 256,
                                  .sequence = 128, .sequences = 2, .rope_theta = 10000.0f, .norm_epsilon = 1e-5f};

@@ -15,7 +15,7 @@ typedef struct recipe_for_rule {
 } recipe_for_rule;
 
 enum { ANY_WAIT = -1, ANY_RECORD = -2 };
-enum { TRIES_MAX = 64 }; /* a trial takes about a millisecond; the recipes hit in the first few */
+enum { TRIES_MAX = 24 }; /* a trial takes about a millisecond; the recipes hit in the first few */
 
 static void later_version(const qe_rank_plan *plan, qe_edit *edit) {
     (void)plan;

@@ -29,7 +29,10 @@ static void abort_step(qe_rank *rank, qe_binding *binding) {
         qe_error ignored; /* without memory for the history the records still say what happened */
         qe_ledger_history(binding->ledger, &rank->history, &ignored);
     }
-    if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
+    if (contracts_on(rank)) {
+        qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);
+        qe_ledger_step_abort(binding->ledger);
+    }
     rank->has_caches = 0;
     drop_amaxes(rank);
 }
@@ -39,6 +42,7 @@ static void begin(qe_rank *rank, qe_binding *binding) {
     const qe_plan *plan = binding->plan;
     rank->status = QE_OK;
     rank->vetoed = 0;
+    rank->certified = rank->judged = 0;
     memset(&rank->violations, 0, sizeof rank->violations);
     memset(&rank->error, 0, sizeof rank->error);
     size_t tokens = plan->model_ops->tokens(plan->model);

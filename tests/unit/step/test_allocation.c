@@ -6,20 +6,16 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define COUNTED 0 /* a sanitizer's allocator cannot be stood in for */
-#else
-#define COUNTED 1
-#endif
+#define COUNTED !WORLD_SANITIZED /* a sanitizer's allocator cannot be stood in for */
 
 static _Atomic int counting;
 static _Atomic unsigned long taken;
 
+#if COUNTED
 static void note(void) {
     if (atomic_load(&counting)) atomic_fetch_add(&taken, 1);
 }
 
-#if COUNTED
 /* The allocator's own names: what malloc is made of in glibc. */
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);

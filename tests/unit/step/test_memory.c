@@ -4,15 +4,12 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define STOOD_IN 0 /* a sanitizer's allocator cannot be stood in for */
-#else
-#define STOOD_IN 1
-#endif
+#define STOOD_IN !WORLD_SANITIZED /* a sanitizer's allocator cannot be stood in for */
 
 static _Atomic long calls_left; /* until the one that fails; 0: none will */
 static _Atomic int happened;
 
+#if STOOD_IN
 static int refuses(void) {
     if (atomic_load(&calls_left) == 0 || atomic_fetch_sub(&calls_left, 1) != 1) return 0;
     atomic_store(&happened, 1);
@@ -20,7 +17,6 @@ static int refuses(void) {
     return 1;
 }
 
-#if STOOD_IN
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *at, size_t bytes);

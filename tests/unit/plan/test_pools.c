@@ -1,0 +1,222 @@
+/* How many slots a plan takes, counted a second time from nothing but the order of the schedule. */
+#include "step_world.h"
+
+typedef struct held {
+    int64_t from, to; /* units of program order in which the slot is not free, both included */
+} held;
+
+/* Where the parts of an action stand in the program: receives of action j are posted before action j - 1. */
+enum { RECEIVE, INPUT_PART, WEIGHT_PART, PARTS };
+
+typedef struct rank_order {
+    const qe_schedule *schedule;
+    uint32_t rank;
+} rank_order;
+
+static int64_t position(const rank_order *order, uint32_t stage, uint32_t microbatch, qe_action_kind kind, int part) {
+    const qe_schedule *s = order->schedule;
+    for (uint32_t i = s->rank_begin[order->rank]; i < s->rank_begin[order->rank + 1]; i++) {
+        const qe_action *action = &s->actions[i];
+        if (action->stage != stage || action->microbatch != microbatch) continue;
+        int same = action->kind == kind || (action->kind == QE_ACTION_B && kind != QE_ACTION_F);
+        if (!same) continue;
+        int64_t at = (int64_t)(i - s->rank_begin[order->rank]);
+        if (part == RECEIVE && at > 0) at--;
+        return at * PARTS + part;
+    }
+    fail_msg("stage %u, microbatch %u has no such action", stage, microbatch);
+    return 0;
+}
+
+static int64_t forward_at(const rank_order *order, uint32_t stage, uint32_t m) {
+    return position(order, stage, m, QE_ACTION_F, INPUT_PART);
+}
+static int64_t input_at(const rank_order *order, uint32_t stage, uint32_t m) {
+    return position(order, stage, m, QE_ACTION_I, INPUT_PART);
+}
+static int64_t weight_at(const rank_order *order, uint32_t stage, uint32_t m) {
+    return position(order, stage, m, QE_ACTION_W, WEIGHT_PART);
+}
+
+/* Messages of one edge are received in the sender's order, so one that overtakes another takes it along. */
+static int64_t received_at(const rank_order *order, uint32_t producer, uint32_t m, qe_action_kind kind) {
+    const qe_schedule *s = order->schedule;
+    uint32_t sender = s->stage_rank[producer];
+    int64_t earliest = INT64_MAX;
+    int found = 0;
+    for (uint32_t i = s->rank_begin[sender]; i < s->rank_begin[sender + 1]; i++) {
+        const qe_action *action = &s->actions[i];
+        int sends = kind == QE_ACTION_F ? action->kind == QE_ACTION_F
+                                        : action->kind == QE_ACTION_I || action->kind == QE_ACTION_B;
+        int64_t consumer = kind == QE_ACTION_F ? action->stage + 1 : (int64_t)action->stage - 1;
+        if (!sends || consumer < 0 || consumer >= s->stages || s->stage_rank[consumer] != order->rank) continue;
+        found |= action->stage == producer && action->microbatch == m;
+        if (!found) continue;
+        int64_t at = position(order, (uint32_t)consumer, action->microbatch, kind, RECEIVE);
+        if (at < earliest) earliest = at;
+    }
+    assert_true(found);
+    return earliest;
+}
+
+static held held_in_f(const rank_order *order, uint32_t stage, uint32_t m) {
+    int local = order->schedule->stage_rank[stage - 1] == order->rank;
+    return (held){local ? forward_at(order, stage - 1, m) : received_at(order, stage - 1, m, QE_ACTION_F),
+                  input_at(order, stage, m)};
+}
+
+static held held_in_b(const rank_order *order, uint32_t stage, uint32_t m) {
+    int local = order->schedule->stage_rank[stage + 1] == order->rank;
+    return (held){local ? input_at(order, stage + 1, m) : received_at(order, stage + 1, m, QE_ACTION_I),
+                  input_at(order, stage, m)};
+}
+
+static held held_by(const rank_order *order, uint32_t stage, uint32_t m, qe_slot_kind kind) {
+    switch (kind) {
+    case QE_SLOT_I: return (held){forward_at(order, stage, m), input_at(order, stage, m)};
+    case QE_SLOT_X: return (held){forward_at(order, stage, m), weight_at(order, stage, m)};
+    case QE_SLOT_Y: return (held){input_at(order, stage, m), weight_at(order, stage, m)};
+    case QE_SLOT_IN_F: return held_in_f(order, stage, m);
+    case QE_SLOT_IN_B: return held_in_b(order, stage, m);
+    default: fail(); return (held){0, 0};
+    }
+}
+
+static uint32_t peak_of(const held *list, uint32_t count) {
+    uint32_t peak = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t live = 0;
+        for (uint32_t k = 0; k < count; k++) live += list[k].from <= list[i].from && list[i].from <= list[k].to;
+        if (live > peak) peak = live;
+    }
+    return peak;
+}
+
+/* 0: this stage has no such slots. */
+static uint32_t expected_count(const rank_order *order, uint32_t stage, qe_slot_kind kind) {
+    const qe_schedule *s = order->schedule;
+    uint32_t microbatches = s->microbatches;
+    int first = stage == 0, last = stage + 1 == s->stages;
+    if (kind == QE_SLOT_OUT_F || kind == QE_SLOT_OUT_B) {
+        int end = kind == QE_SLOT_OUT_F ? last : first;
+        uint32_t to = kind == QE_SLOT_OUT_F ? stage + 1 : stage - 1;
+        if (end || s->stage_rank[to] == order->rank) return 0;
+        return microbatches < 2 ? microbatches : 2; /* one is sent while the next is made */
+    }
+    if ((kind == QE_SLOT_IN_F && first) || (kind == QE_SLOT_IN_B && last)) return 0;
+    held list[WORLD_MICROBATCHES_MAX * 2];
+    for (uint32_t m = 0; m < microbatches; m++) list[m] = held_by(order, stage, m, kind);
+    return peak_of(list, microbatches);
+}
+
+static void check_pools(const qe_plan *plan, const qe_schedule *schedule) {
+    for (uint32_t rank = 0; rank < plan->ranks; rank++) {
+        uint64_t bytes = 0;
+        rank_order order = {schedule, rank};
+        for (uint32_t stage = 0; stage < plan->stages; stage++)
+            for (int kind = 0; kind < QE_SLOT_KINDS; kind++) {
+                const qe_pool *pool = qe_rank_plan_pool(&plan->rank[rank], stage, (qe_slot_kind)kind);
+                uint32_t expected = 0;
+                if (schedule->stage_rank[stage] == rank) expected = expected_count(&order, stage, (qe_slot_kind)kind);
+                uint32_t found = pool == NULL ? 0 : pool->count;
+                if (found != expected)
+                    print_error("rank %u, stage %u, kind %d: %u slots, expected %u\n", rank, stage, kind, found,
+                                expected);
+                assert_int_equal(found, expected);
+                if (pool == NULL) continue;
+                assert_int_equal(pool->slot_bytes, qe_model_table()->slot_bytes(plan->model, stage, plan->stages,
+                                                                               (qe_slot_kind)kind));
+                bytes += pool->count * pool->slot_bytes;
+            }
+        assert_int_equal(plan->rank[rank].slot_bytes, bytes);
+    }
+}
+
+static int generate(const world_options *options, qe_schedule *schedule_out) {
+    qe_schedule_request request = {.name = options->schedule, .ranks = options->ranks, .chunks = options->chunks,
+                                   .microbatches = options->microbatches};
+    qe_error error;
+    return qe_schedule_generate(&request, schedule_out, &error) == QE_OK;
+}
+
+static void a_pool_has_as_many_slots_as_live_at_once_at_most(void **state) {
+    (void)state;
+    static const char *const names[] = {"gpipe", "1f1b", "interleaved", "zbh1"};
+    int planned[4] = {0};
+    for (size_t n = 0; n < 4; n++)
+        for (uint32_t ranks = 1; ranks <= 4; ranks++)
+            for (uint32_t chunks = 1; chunks <= 2; chunks++)
+                for (uint32_t microbatches = 1; microbatches <= 12; microbatches++) {
+                    world_options options = {.schedule = names[n], .ranks = ranks, .chunks = chunks,
+                                             .microbatches = microbatches};
+                    qe_schedule schedule;
+                    if (ranks * chunks > 4 || !generate(&options, &schedule)) continue;
+                    qe_model *model = world_model(&options);
+                    qe_plan *plan = world_plan(&schedule, model, &options, 0);
+                    check_pools(plan, &schedule);
+                    planned[n]++;
+                    qe_plan_destroy(plan);
+                    qe_model_destroy(model);
+                    qe_schedule_deinit(&schedule);
+                }
+    for (size_t n = 0; n < 4; n++) assert_true(planned[n] >= 10);
+}
+
+static void without_reuse_every_microbatch_has_slots_of_its_own(void **state) {
+    (void)state;
+    world_options options = {.schedule = "zbh1", .ranks = 3, .chunks = 1, .microbatches = 7, .no_reuse = 1};
+    world w;
+    world_prepare(&w, &options);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        for (uint32_t i = 0; i < w.plan->rank[rank].pool_count; i++)
+            assert_int_equal(w.plan->rank[rank].pools[i].count, 7);
+    world_close(&w);
+}
+
+static uint64_t slot_bytes(const char *schedule, uint32_t ranks, uint32_t microbatches, uint32_t rank, int quickstart) {
+    world_options options = {.schedule = schedule, .ranks = ranks, .microbatches = microbatches,
+                             .quickstart = quickstart};
+    qe_schedule made;
+    world_schedule(&options, 0, &made);
+    qe_model *model = world_model(&options);
+    qe_plan *plan = world_plan(&made, model, &options, 0);
+    uint64_t bytes = plan->rank[rank].slot_bytes;
+    qe_plan_destroy(plan);
+    qe_model_destroy(model);
+    qe_schedule_deinit(&made);
+    return bytes;
+}
+
+static void doubling_the_microbatches_leaves_the_activation_memory_of_1f1b_and_zbh1_as_it_is(void **state) {
+    (void)state;
+    static const char *const names[] = {"1f1b", "zbh1"};
+    for (size_t n = 0; n < 2; n++)
+        for (uint32_t ranks = 1; ranks <= 4; ranks++)
+            for (uint32_t rank = 0; rank < ranks; rank++) {
+                uint64_t bytes = slot_bytes(names[n], ranks, 2 * ranks, rank, 0);
+                assert_int_equal(slot_bytes(names[n], ranks, 4 * ranks, rank, 0), bytes);
+                assert_int_equal(slot_bytes(names[n], ranks, 8 * ranks, rank, 0), bytes);
+            }
+    for (size_t n = 0; n < 2; n++)
+        for (uint32_t rank = 0; rank < 2; rank++)
+            assert_int_equal(slot_bytes(names[n], 2, 8, rank, 1), slot_bytes(names[n], 2, 16, rank, 1));
+}
+
+static void doubling_the_microbatches_of_gpipe_doubles_what_it_retains(void **state) {
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        uint64_t four = slot_bytes("gpipe", 2, 4, rank, 0), eight = slot_bytes("gpipe", 2, 8, rank, 0);
+        assert_true(eight > four + four / 2);
+        assert_true(slot_bytes("gpipe", 2, 16, rank, 0) - eight == 2 * (eight - four));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pool_has_as_many_slots_as_live_at_once_at_most),
+        cmocka_unit_test(without_reuse_every_microbatch_has_slots_of_its_own),
+        cmocka_unit_test(doubling_the_microbatches_leaves_the_activation_memory_of_1f1b_and_zbh1_as_it_is),
+        cmocka_unit_test(doubling_the_microbatches_of_gpipe_doubles_what_it_retains),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
