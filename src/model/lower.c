@@ -176,6 +176,6 @@ qe_status qe_model_lower(const void *opaque, const qe_frame *frame, qe_phase pha
         case QE_PHASE_I: return lower_input_grad(&lowering);
         case QE_PHASE_W: return lower_weight_grad(&lowering);
     }
-    QE_ASSERT(!"a phase");
+    QE_ASSERT(0 && "a phase");
     return QE_OK;
 }

@@ -308,7 +308,7 @@ static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t deco
                                       const float *through) {
     norm_places norm = {
         .x = qe_lowering_input(lowering, decoder),
-        .x_slot = qe_lowering_input_slot(lowering, decoder),
+        .x_slot = (int)qe_lowering_input_slot(lowering, decoder),
         .rstd = saved(places, places->at.rstd_input),
         .residual = through,
         .residual_slot = QE_SLOT_KINDS,

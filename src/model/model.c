@@ -210,7 +210,7 @@ static uint32_t table_weight_stage(const void *opaque, uint32_t index, uint32_t 
         qe_stage_decoders(model, stage, stages, &first, &last);
         if (layer - 1 < last) return stage;
     }
-    QE_ASSERT(!"every decoder is on a stage");
+    QE_ASSERT(0 && "every decoder is on a stage");
     return 0;
 }
 static uint32_t table_stages_max(const void *opaque) {

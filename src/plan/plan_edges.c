@@ -70,6 +70,6 @@ qe_edge *qe_build_edge(qe_build *build, uint32_t peer, int backward, int outgoin
         qe_edge *edge = &build->edges[i];
         if (edge->peer == peer && edge->backward == backward && edge->outgoing == outgoing) return edge;
     }
-    QE_ASSERT(!"an edge for every message");
+    QE_ASSERT(0 && "an edge for every message");
     return NULL;
 }

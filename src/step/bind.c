@@ -137,7 +137,7 @@ static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
         case QE_UNIT_TAKE: bind_take(binding, rank, unit); break;
         case QE_UNIT_COMMIT: bind_commit(binding, rank, unit); break;
         case QE_UNIT_FOLD: bind_fold(binding, rank, unit); break;
-        default: QE_ASSERT(!"a unit of the plan's own");
+        default: QE_ASSERT(0 && "a unit of the plan's own");
     }
 }
 

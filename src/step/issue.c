@@ -12,7 +12,7 @@ static qe_status run_item(qe_rank *rank, qe_binding *binding, uint32_t index) {
         case QE_ITEM_RECORD: return ops->record(stream, binding->events[item->event]);
         case QE_ITEM_WAIT: return ops->wait(stream, binding->events[item->event]);
         case QE_ITEM_OP: return ops->submit(stream, &binding->ops[binding->rank_plan->item_op[index]]);
-        default: QE_ASSERT(!"an item of a plan"); return QE_OK;
+        default: QE_ASSERT(0 && "an item of a plan"); return QE_OK;
     }
 }
 
