@@ -61,7 +61,7 @@ static int json_error(const qe_error *error) {
     return qe_cli_json(json_pack("{s:o}", "error", fields), exit_for(error->status));
 }
 
-static void print_error(const qe_error *error) {
+void qe_cli_print_error(const qe_error *error) {
     fputs("qeffect: ", stderr);
     if (error->path[0]) fprintf(stderr, "%s:", error->path);
     if (error->line) fprintf(stderr, "%u:", error->line);
@@ -71,7 +71,7 @@ static void print_error(const qe_error *error) {
 }
 
 int qe_cli_error(const qe_cli *cli, const qe_error *error) {
-    print_error(error);
+    qe_cli_print_error(error);
     if (cli->json) return json_error(error);
     return exit_for(error->status);
 }

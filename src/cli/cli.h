@@ -61,6 +61,8 @@ int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t hi
 /* Prints an error for people on standard error (place, message, remedy), or {"error": {...}} on standard output with
  * --json, and returns the exit status that fits its status code. */
 int qe_cli_error(const qe_cli *cli, const qe_error *error);
+/* The text of it alone. */
+void qe_cli_print_error(const qe_error *error);
 /* A usage error (exit 2): printf text, then how to get help. */
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */

@@ -80,10 +80,9 @@ static void describe(training *t) {
     fflush(stdout);
 }
 
-static qe_status validate(training *t, uint64_t step, uint64_t sequences, qe_error *error) {
-    qe_step_result result;
+static qe_status validate(training *t, uint64_t step, uint64_t sequences, qe_step_result *result, qe_error *error) {
     if (qe_dataset_describe(t->session.dataset).validation_windows == 0) return QE_OK;
-    QE_TRY(qe_session_validate(&t->session, sequences, &t->validation_loss, &result, error));
+    QE_TRY(qe_session_validate(&t->session, sequences, &t->validation_loss, result, error));
     qe_progress_validation(&t->progress, step, t->validation_loss);
     json_array_append_new(t->validation,
                           json_pack("{s:I, s:f}", "step", (json_int_t)step, "validation_loss", t->validation_loss));
@@ -124,9 +123,9 @@ static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
         t->tokens += (uint64_t)t->session.sequences_per_step * t->session.settings.model.sequence;
         qe_progress_step(&t->progress, step, result->loss, (double)t->tokens / t->seconds);
         int due = settings->evaluate_every != 0 && step % settings->evaluate_every == 0 && step != settings->steps;
-        if (due) QE_TRY(validate(t, step, settings->evaluate_sequences, error));
+        if (due) QE_TRY(validate(t, step, settings->evaluate_sequences, result, error));
     }
-    return interrupted ? QE_OK : validate(t, t->steps_done, 0, error);
+    return interrupted ? QE_OK : validate(t, t->steps_done, 0, result, error);
 }
 
 static qe_status keep(training *t, qe_error *error) {
@@ -139,11 +138,19 @@ static json_t *memory_json(const training *t) {
     for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++) {
         qe_memory_use use = qe_team_memory(t->session.team, rank);
         json_array_append_new(
-            list, json_pack("{s:I, s:I, s:I, s:I}", "state_bytes", (json_int_t)use.state_bytes, "cache_bytes",
-                            (json_int_t)use.cache_bytes, "slot_bytes", (json_int_t)use.slot_bytes, "scratch_bytes",
-                            (json_int_t)use.scratch_bytes));
+            list, json_pack("{s:i, s:I, s:I, s:I, s:I}", "rank", (int)rank, "state_bytes", (json_int_t)use.state_bytes,
+                            "cache_bytes", (json_int_t)use.cache_bytes, "slot_bytes", (json_int_t)use.slot_bytes,
+                            "scratch_bytes", (json_int_t)use.scratch_bytes));
     }
     return list;
+}
+
+static void tell_kept(const training *t) {
+    const char *path = t->session.settings.checkpoint.path;
+    if (path[0] && t->steps_done > 0)
+        printf("weights are in %s; qeffect generate %s continues a text\n", path, path);
+    else
+        printf("no weights were kept: %s\n", path[0] ? "no step was finished" : "checkpoint.path is empty");
 }
 
 static int finish(training *t, const char *hash) {
@@ -159,8 +166,7 @@ static int finish(training *t, const char *hash) {
         printf(", %.0f tokens/s", rate);
         if (t->vetoed > 0) printf(", %llu steps skipped (not finite)", (unsigned long long)t->vetoed);
         printf("\nstate_hash %s\n", hash);
-        if (path[0] && t->steps_done > 0)
-            printf("weights are in %s; qeffect generate %s continues a text\n", path, path);
+        tell_kept(t);
         return status;
     }
     json_object_set_new(t->document, "state_hash", json_string(hash));
@@ -214,25 +220,34 @@ static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
     return batches == NULL ? QE_OK : dump_batches(t, dump_steps, batches, error);
 }
 
-/* A breach in a plan, in a step, or an operating error. */
-static int fail(training *t, qe_status status, const qe_step_result *result, qe_error *error) {
-    qe_progress_end(&t->progress);
-    if (status != QE_CONTRACT || error->status == QE_CONTRACT)
-        return qe_cli_error(t->cli, error); /* not finite: exit 3 as well */
-    if (t->session.counterexample.rule != QE_RULE_NONE) {
-        char text[2048];
-        qe_counterexample_text(&t->session.counterexample, &t->session.schedule, text, sizeof text);
-        fprintf(stderr, "refused before anything ran: %s\n", text);
-        if (!t->cli->json) return QE_EXIT_CONTRACT;
-        return qe_cli_json(json_pack("{s:{s:s, s:s}}", "counterexample", "rule",
-                                     qe_rule_id(t->session.counterexample.rule), "message", text),
-                           QE_EXIT_CONTRACT);
-    }
+static int fail_schedule(training *t) {
+    char text[2048];
+    const qe_counterexample *counterexample = &t->session.counterexample;
+    qe_counterexample_text(counterexample, &t->session.schedule, text, sizeof text);
+    fprintf(stderr, "refused before anything ran: %s\n", text);
+    if (!t->cli->json) return QE_EXIT_CONTRACT;
+    return qe_cli_json(
+        json_pack("{s:{s:s, s:s}}", "counterexample", "rule", qe_rule_id(counterexample->rule), "message", text),
+        QE_EXIT_CONTRACT);
+}
+
+/* A loss that is not finite breaks a rule that no ledger sees: there is no history to write as a trace. */
+static json_t *nonfinite_json(const qe_error *error) {
+    return json_pack("{s:[{s:s, s:s}]}", "violations", "rule", qe_rule_id(QE_RULE_STEP_NONFINITE), "message",
+                     error->message);
+}
+
+/* A step was refused and the state is that of the step before. */
+static int fail_step(training *t, const qe_step_result *result, qe_error *error) {
     json_t *breach = NULL;
     char hash[QE_STATE_HASH_BYTES];
     qe_error ignored = {0};
-    if (t->session.team == NULL) return QE_EXIT_CONTRACT;
-    qe_session_report_breach(&t->session, result, &breach);
+    if (result->vetoed) {
+        qe_cli_print_error(error);
+        breach = nonfinite_json(error);
+    } else {
+        qe_session_report_breach(&t->session, result, &breach);
+    }
     if (qe_team_state_hash(t->session.team, hash, &ignored) != QE_OK) hash[0] = 0;
     fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
             (unsigned long long)t->steps_done, hash);
@@ -243,6 +258,14 @@ static int fail(training *t, qe_status status, const qe_step_result *result, qe_
     return qe_cli_json(
         json_pack("{s:o, s:I, s:s}", "breach", breach, "steps", (json_int_t)t->steps_done, "state_hash", hash),
         QE_EXIT_CONTRACT);
+}
+
+/* A breach in a plan, in a step, or an operating error. */
+static int fail(training *t, qe_status status, const qe_step_result *result, qe_error *error) {
+    qe_progress_end(&t->progress);
+    if (t->session.counterexample.rule != QE_RULE_NONE) return fail_schedule(t);
+    if (status == QE_CONTRACT && t->session.team != NULL) return fail_step(t, result, error);
+    return qe_cli_error(t->cli, error);
 }
 
 static int run_training(training *t, const qe_settings *settings, uint64_t dump_steps) {

@@ -1,4 +1,6 @@
 /* main.c - finds the command and runs it. */
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/text.h"
@@ -10,18 +12,18 @@ static const qe_command *const commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
-static void help(void) {
-    printf(
-        "usage: qeffect COMMAND [arguments] [options]\n\n"
-        "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
-        "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it "
-        "runs.\n\ncommands:\n");
-    for (int i = 0; i < COMMANDS; i++) printf("  %-14s %s\n", commands[i]->name, commands[i]->summary);
-    printf(
-        "\nqeffect COMMAND --help explains one, --version tells which this is. "
-        "A first run: qeffect train examples/quickstart.yaml\n"
-        "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 "
-        "interrupted\n");
+static void help(FILE *out) {
+    fprintf(out,
+            "usage: qeffect COMMAND [arguments] [options]\n\n"
+            "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
+            "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it "
+            "runs.\n\ncommands:\n");
+    for (int i = 0; i < COMMANDS; i++) fprintf(out, "  %-14s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(out,
+            "\nqeffect COMMAND --help explains one, --version tells which this is. "
+            "A first run: qeffect train examples/quickstart.yaml\n"
+            "exit status: 0 good, 1 operating error, 2 usage, 3 contract violation, 4 comparison failed, 130 "
+            "interrupted\n");
 }
 
 /* "trace check" takes two words. Returns how many words name the command, 0 if none does. */
@@ -48,18 +50,26 @@ static int unknown_command(int count, char **words) {
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
 }
 
+/* What could not be written was not said: a full disk behind standard output is an error like any other. */
+static int finish_output(int status) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    fprintf(stderr, "qeffect: standard output: %s\n", strerror(errno));
+    return status == QE_EXIT_OK ? QE_EXIT_ERROR : status;
+}
+
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is a refused write then, with a message, and not a death */
     if (argc < 2) {
-        help();
+        help(stderr);
         return QE_EXIT_USAGE;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
-        help();
-        return QE_EXIT_OK;
+        help(stdout);
+        return finish_output(QE_EXIT_OK);
     }
     if (strcmp(argv[1], "--version") == 0) {
         puts("qeffect " QE_VERSION);
-        return QE_EXIT_OK;
+        return finish_output(QE_EXIT_OK);
     }
     const qe_command *command;
     int words = find(argc - 1, argv + 1, &command);
@@ -71,5 +81,5 @@ int main(int argc, char **argv) {
     else if (status == QE_EXIT_OK)
         status = command->run(&cli);
     free(cli.arguments);
-    return status;
+    return finish_output(status);
 }

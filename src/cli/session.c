@@ -58,24 +58,47 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     return qe_error_place(error_out, path, 0, 0);
 }
 
-/* The baseline runs the same stages on one rank, one microbatch at a time. */
-static qe_status make_schedule(qe_session *session, qe_error *error_out) {
+static qe_settings_place place_of(const qe_settings *settings, const char *key) {
+    size_t row = 0;
+    while (strcmp(qe_settings_describe(row).key, key) != 0) {
+        row++;
+        QE_ASSERT(row < qe_settings_count());
+    }
+    return settings->place[row];
+}
+
+/* A schedule that cannot be had is the configuration's fault, at its place, unless --set asked for it. */
+static qe_status blame_settings(const qe_settings *settings, qe_error *error_out) {
+    static const char *const keys[] = {"pipeline.schedule", "pipeline.microbatches", "pipeline.ranks",
+                                       "pipeline.chunks"};
+    qe_settings_place blamed = {0, 0};
+    for (size_t i = sizeof keys / sizeof *keys; i-- > 0;) {
+        qe_settings_place place = place_of(settings, keys[i]);
+        if (place.line == QE_SETTINGS_LINE_COMMAND) return QE_ERROR_ARGUMENT;
+        if (place.line != QE_SETTINGS_LINE_DEFAULT) blamed = place;
+    }
+    error_out->status = QE_ERROR_CONFIG;
+    return qe_error_place(error_out, settings->source, blamed.line, blamed.column);
+}
+
+static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
-    int baseline = session->settings.train.mode == QE_TRAIN_BASELINE;
     qe_schedule_request request = {
         .name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
-    if (is_path(p->schedule)) {
-        QE_TRY(read_csv(session, error_out));
-        if (!baseline) return QE_OK;
-        request.chunks = session->schedule.stages;
-        qe_schedule_deinit(&session->schedule);
-    } else if (baseline) {
-        request.chunks = p->ranks * p->chunks;
-    }
-    if (baseline) {
-        request.name = "sequential";
-        request.ranks = 1;
-    }
+    qe_status status = qe_schedule_generate(&request, &session->schedule, error_out);
+    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+}
+
+/* The baseline runs the stages of the configured schedule on one rank, one microbatch at a time. */
+static qe_status make_schedule(qe_session *session, qe_error *error_out) {
+    QE_TRY(is_path(session->settings.pipeline.schedule) ? read_csv(session, error_out)
+                                                        : named_schedule(session, error_out));
+    if (session->settings.train.mode != QE_TRAIN_BASELINE) return QE_OK;
+    qe_schedule_request request = {.name = "sequential",
+                                   .ranks = 1,
+                                   .chunks = session->schedule.stages,
+                                   .microbatches = session->schedule.microbatches};
+    qe_schedule_deinit(&session->schedule);
     return qe_schedule_generate(&request, &session->schedule, error_out);
 }
 
@@ -110,7 +133,9 @@ static void move_action(qe_action *actions, uint32_t from, uint32_t to) {
 /* First action of a rank that is (or is not) a forward of `microbatch` or later; `end` when there is none. */
 static uint32_t find_action(const qe_schedule *schedule, uint32_t rank, int forward, uint32_t microbatch) {
     uint32_t i = schedule->rank_begin[rank], end = schedule->rank_begin[rank + 1];
-    while (i < end && ((schedule->actions[i].kind == QE_ACTION_F) != forward || schedule->actions[i].microbatch < microbatch)) i++;
+    while (i < end &&
+           ((schedule->actions[i].kind == QE_ACTION_F) != forward || schedule->actions[i].microbatch < microbatch))
+        i++;
     return i;
 }
 
@@ -121,7 +146,8 @@ static void close_cycle(qe_schedule *schedule) {
     if (forward < backward && backward < schedule->rank_begin[1]) move_action(schedule->actions, backward, forward);
     forward = find_action(schedule, last, 1, 1);
     backward = find_action(schedule, last, 0, 0);
-    if (backward < forward && forward < schedule->rank_begin[last + 1]) move_action(schedule->actions, backward, forward);
+    if (backward < forward && forward < schedule->rank_begin[last + 1])
+        move_action(schedule->actions, backward, forward);
 }
 
 static void drop_last_of_first_rank(qe_schedule *schedule) {

@@ -201,6 +201,7 @@ static void apply_deposit(qe_ledger *ledger, const qe_effect *effect, qe_object_
 void qe_state_apply(qe_ledger *ledger, const qe_effect *effect) {
     QE_ASSERT(effect->object < ledger->object_count);
     qe_object_state *state = &ledger->state[effect->object];
+    if (ledger->foreign) qe_state_touch(ledger, effect->object);
     switch ((qe_effect_kind)effect->kind) {
     case QE_EFFECT_SCALE_RECORD: state->word = (state->word + 1) | QE_SCALE_PENDING; break;
     case QE_EFFECT_SCALE_FOLD:
@@ -257,11 +258,41 @@ uint32_t qe_state_check_end(const qe_ledger *ledger, uint32_t object, qe_finding
     return find(findings_out, 0, QE_RULE_SLOT_LEAK, 0, state->counter);
 }
 
-void qe_state_begin_step(qe_ledger *ledger) {
-    for (uint32_t i = 0; i < ledger->object_count; i++) {
-        qe_object_state *state = &ledger->state[i];
-        qe_object_kind kind = ledger->program->objects[i].kind;
-        if (kind == QE_OBJECT_CACHE) state->word &= ~QE_CACHE_FRESH;
-        else if (kind != QE_OBJECT_SLOT) state->word = 0; /* a trace may begin a step with live slots */
+static void begin_object(qe_ledger *ledger, uint32_t object) {
+    qe_object_state *state = &ledger->state[object];
+    qe_object_kind kind = ledger->program->objects[object].kind;
+    if (kind == QE_OBJECT_CACHE) state->word &= ~QE_CACHE_FRESH;
+    else if (kind != QE_OBJECT_SLOT) state->word = 0; /* a trace may begin a step with live slots */
+}
+
+void qe_state_touch(qe_ledger *ledger, uint32_t object) {
+    QE_ASSERT(ledger->foreign);
+    if (ledger->is_touched[object]) return;
+    QE_ASSERT(ledger->touched_count < ledger->object_count);
+    ledger->is_touched[object] = 1;
+    ledger->touched[ledger->touched_count++] = object;
+}
+
+/* Is the object looked at in the next step, touched or not? */
+static int stays_touched(const qe_ledger *ledger, uint32_t object) {
+    const qe_object *described = &ledger->program->objects[object];
+    if (described->kind == QE_OBJECT_GRAD) return described->due > 0;
+    return described->kind == QE_OBJECT_SLOT && (ledger->state[object].word & QE_SLOT_LIVE);
+}
+
+static void begin_touched(qe_ledger *ledger) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < ledger->touched_count; i++) {
+        uint32_t object = ledger->touched[i];
+        begin_object(ledger, object);
+        ledger->is_touched[object] = (uint8_t)stays_touched(ledger, object);
+        if (ledger->is_touched[object]) ledger->touched[kept++] = object;
     }
+    ledger->touched_count = kept;
+}
+
+void qe_state_begin_step(qe_ledger *ledger) {
+    if (ledger->foreign) begin_touched(ledger);
+    else
+        for (uint32_t i = 0; i < ledger->object_count; i++) begin_object(ledger, i);
 }

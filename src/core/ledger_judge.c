@@ -121,23 +121,42 @@ qe_status qe_ledger_judge(qe_ledger *ledger, const qe_item *item, const qe_effec
     return run_clock(&judgement);
 }
 
+/* Records name their object through an effect; at a step's end `effect` stands for it. */
+static void judge_end_of(qe_judgement *judgement, qe_effect *effect, uint32_t object) {
+    const qe_ledger *ledger = judgement->ledger;
+    qe_finding findings[QE_FINDINGS_MAX];
+    uint32_t count = qe_state_check_end(ledger, object, findings);
+    QE_ASSERT(judgement->effects == effect);
+    effect->object = object;
+    const qe_access *other = ledger->order_valid ? &ledger->writes[object] : NULL;
+    for (uint32_t i = 0; i < count; i++) qe_judgement_report(judgement, 0, &findings[i], other);
+}
+
+static int by_index(const void *a, const void *b) {
+    uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
+    return (first > second) - (first < second);
+}
+
 void qe_ledger_judge_end(qe_ledger *ledger, uint32_t index, qe_violations *violations) {
     qe_item end = {.kind = QE_ITEM_STEP_END, .microbatch = QE_NONE, .stream = QE_NONE};
+    qe_effect effect = {0};
     qe_judgement judgement = {.ledger = ledger, .item = &end, .count = 1, .index = index, .violations = violations};
+    judgement.effects = &effect;
     judgement.first_record = violations->count;
-    for (uint32_t object = 0; object < ledger->object_count; object++) {
-        qe_finding findings[QE_FINDINGS_MAX];
-        uint32_t count = qe_state_check_end(ledger, object, findings);
-        qe_effect effect = {.object = object};
-        judgement.effects = &effect;
-        const qe_access *other = ledger->order_valid ? &ledger->writes[object] : NULL;
-        for (uint32_t i = 0; i < count; i++) qe_judgement_report(&judgement, 0, &findings[i], other);
+    if (!ledger->foreign) {
+        for (uint32_t object = 0; object < ledger->object_count; object++) judge_end_of(&judgement, &effect, object);
+        return;
     }
+    if (ledger->touched_count > 1) qsort(ledger->touched, ledger->touched_count, sizeof *ledger->touched, by_index);
+    for (uint32_t i = 0; i < ledger->touched_count; i++) judge_end_of(&judgement, &effect, ledger->touched[i]);
 }
+
+/* A trace that owes something in every step could be wrong without end; nobody reads on after so many. */
+enum { BREACHES_COUNTED_MAX = 1 << 20 };
 
 static qe_status judge_items(qe_ledger *ledger, qe_violations *violations) {
     const qe_program *program = ledger->program;
-    for (uint32_t i = 0; i < program->item_count; i++) {
+    for (uint32_t i = 0; i < program->item_count && violations->total < BREACHES_COUNTED_MAX; i++) {
         const qe_item *item = &program->items[i];
         const qe_effect *effects = item->effect_count > 0 ? &program->effects[item->first_effect] : NULL;
         qe_status status = qe_ledger_judge(ledger, item, effects, i, 1, violations);

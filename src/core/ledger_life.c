@@ -15,10 +15,13 @@ static void *take(size_t count, size_t bytes) { return calloc(count > 0 ? count 
 static int take_state(qe_ledger *ledger) {
     size_t objects = ledger->object_count;
     ledger->cells = take(QE_STATE_CELLS * (2 * objects + 1), sizeof *ledger->cells);
+    ledger->touched = take(objects, sizeof *ledger->touched);
+    ledger->is_touched = take(objects, sizeof *ledger->is_touched);
     ledger->weight_grad = take(objects, sizeof *ledger->weight_grad);
     ledger->orders = take(objects, sizeof *ledger->orders);
     size_t most = (size_t)ledger->program->deposit_count + ledger->program->effect_count;
     ledger->contributions = take(most, sizeof *ledger->contributions);
+    if (!ledger->touched || !ledger->is_touched) return 0;
     if (!ledger->cells || !ledger->weight_grad || !ledger->orders || !ledger->contributions) return 0;
     QE_STATIC_ASSERT(sizeof(qe_object_state) == QE_STATE_CELLS * sizeof(uint64_t), "a state is its cells");
     ledger->state = (qe_object_state *)(void *)(ledger->cells + QE_STATE_CELLS);
@@ -120,6 +123,7 @@ static void fill_state(qe_ledger *ledger) {
     for (uint32_t i = 0; i < ledger->object_count; i++) {
         const qe_object *object = &ledger->program->objects[i];
         qe_object_state *state = &ledger->state[i];
+        if (ledger->foreign && object->kind == QE_OBJECT_GRAD && object->due > 0) qe_state_touch(ledger, i);
         if (object->kind != QE_OBJECT_BUFFER && object->kind != QE_OBJECT_CACHE) state->counter = object->counter;
         if (object->kind != QE_OBJECT_CACHE || object->layouts == 0) continue;
         state->word = QE_CACHE_FILLED | (uint64_t)object->recipe << 8 | object->layouts;
@@ -164,6 +168,8 @@ void qe_ledger_destroy(qe_ledger *ledger) {
     if (ledger == NULL) return;
     qe_range_close(ledger);
     free(ledger->cells);
+    free(ledger->touched);
+    free(ledger->is_touched);
     free(ledger->weight_grad);
     free(ledger->orders);
     free(ledger->contributions);

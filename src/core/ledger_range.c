@@ -115,7 +115,7 @@ static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_
         qe_range *left = &ledger->pool[list->ids[kept]];
         const qe_range *right = &ledger->pool[list->ids[i]];
         QE_ASSERT(left->end == right->begin);
-        if (left->writes == right->writes) {
+        if (qe_range_writes(ledger, left) == qe_range_writes(ledger, right)) {
             left->end = right->end;
             ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
         } else {
@@ -138,6 +138,12 @@ static int isolate(qe_ledger *ledger, const qe_effect *effect, uint32_t *first_o
     return 1;
 }
 
+static void count_write(const qe_ledger *ledger, qe_range *range) {
+    range->writes = qe_range_writes(ledger, range) + 1;
+    range->step = ledger->range_step;
+    range->written = 1;
+}
+
 void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
     const qe_effect *effect = &judgement->effects[effect_index];
     uint32_t stream = judgement->item->stream;
@@ -153,8 +159,7 @@ void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t e
             continue;
         }
         range->write = access;
-        range->writes++;
-        range->written = 1;
+        count_write(ledger, range);
         memset(reads, 0, ledger->stream_count * sizeof *reads);
     }
     if (effect->kind == QE_EFFECT_BUFFER_WRITE) join(ledger, list, first, end);
@@ -164,10 +169,7 @@ void qe_range_apply_unordered(qe_ledger *ledger, const qe_effect *effect) {
     uint32_t first, end;
     if (effect->kind != QE_EFFECT_BUFFER_WRITE || !isolate(ledger, effect, &first, &end)) return;
     const qe_range_list *list = &ledger->ranges[effect->object];
-    for (uint32_t i = first; i < end; i++) {
-        ledger->pool[list->ids[i]].writes++;
-        ledger->pool[list->ids[i]].written = 1;
-    }
+    for (uint32_t i = first; i < end; i++) count_write(ledger, &ledger->pool[list->ids[i]]);
 }
 
 void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
@@ -191,11 +193,12 @@ static int writes_itself(const qe_judgement *judgement, uint32_t effect_index) {
 
 static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range) {
     const qe_effect *effect = &judgement->effects[effect_index];
+    uint32_t writes = qe_range_writes(judgement->ledger, range);
     if (!range->written) {
         uint64_t at = range->begin > effect->begin ? range->begin : effect->begin;
         qe_judgement_report(judgement, effect_index, &(qe_finding){QE_RULE_BUFFER_UNWRITTEN, at, 0}, NULL);
-    } else if (effect->version != 0 && effect->version != range->writes) {
-        qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, range->writes};
+    } else if (effect->version != 0 && effect->version != writes) {
+        qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, writes};
         qe_judgement_report(judgement, effect_index, &finding, &range->write);
     }
 }
@@ -215,11 +218,7 @@ void qe_range_check(qe_judgement *judgement, uint32_t effect_index) {
     }
 }
 
-void qe_range_begin_step(qe_ledger *ledger) {
-    for (uint32_t object = 0; object < ledger->object_count; object++)
-        for (uint32_t i = 0; i < ledger->ranges[object].count; i++)
-            ledger->pool[ledger->ranges[object].ids[i]].writes = 0;
-}
+void qe_range_begin_step(qe_ledger *ledger) { ledger->range_step++; }
 
 void qe_range_reset(qe_ledger *ledger) {
     qe_range_begin_step(ledger);

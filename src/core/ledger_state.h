@@ -51,7 +51,8 @@ typedef struct qe_touches {
 typedef struct qe_range {
     uint64_t begin, end;
     qe_access write;
-    uint32_t writes; /* of this step */
+    uint32_t writes; /* of the step `step`; see qe_range_writes */
+    uint32_t step;
     uint8_t written; /* ever */
 } qe_range;
 
@@ -109,6 +110,10 @@ struct qe_ledger {
     qe_object_state *state; /* [object_count] now */
     qe_object_state *begin; /* [object_count] at step_begin; versions count from its counters */
 
+    uint32_t *touched;      /* objects that a step's end or the next begin must look at, see qe_state_touch */
+    uint8_t *is_touched;    /* [object_count] */
+    uint32_t touched_count;
+
     uint32_t *weight_grad;  /* [object_count] weight: its first grad; grad: the next one of the same weight */
     qe_grad_order *orders;  /* [object_count] */
     qe_contribution *contributions;
@@ -133,6 +138,7 @@ struct qe_ledger {
     qe_access *pool_reads;  /* [pool_capacity][stream_count] */
     uint32_t *pool_free;    /* [pool_capacity] stack of free indices */
     uint32_t pool_capacity, pool_free_count;
+    uint32_t range_step;    /* number of the step that counts of writes belong to */
 
     qe_log_entry *log;
     qe_effect *log_effects;
@@ -177,6 +183,9 @@ void qe_state_apply(qe_ledger *ledger, const qe_effect *effect);
 uint32_t qe_state_check_end(const qe_ledger *ledger, uint32_t object, qe_finding *findings_out);
 /* Forgets what counts per step. */
 void qe_state_begin_step(qe_ledger *ledger);
+/* A trace may hold many objects and many steps, so each step visits only what was touched in it, gradients that are due
+ * in every step, and slots that stay live. */
+void qe_state_touch(qe_ledger *ledger, uint32_t object);
 
 /* ledger_clock.c */
 void qe_clock_merge(qe_clock *into, const qe_clock *from);
@@ -209,6 +218,9 @@ void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t e
 void qe_range_apply_unordered(qe_ledger *ledger, const qe_effect *effect);
 void qe_range_mark(qe_ledger *ledger, const qe_effect *effect);
 void qe_range_begin_step(qe_ledger *ledger);
+static inline uint32_t qe_range_writes(const qe_ledger *ledger, const qe_range *range) {
+    return range->step == ledger->range_step ? range->writes : 0;
+}
 void qe_range_reset(qe_ledger *ledger);
 
 /* ledger_record.c: violations. */

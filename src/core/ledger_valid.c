@@ -41,7 +41,7 @@ static void assert_ranges(const qe_ledger *ledger, uint32_t object) {
         const qe_range *range = &ledger->pool[list->ids[i]];
         QE_ASSERT(range->begin == end);
         QE_ASSERT(range->begin < range->end);
-        if (range->writes > 0) QE_ASSERT(range->written);
+        if (qe_range_writes(ledger, range) > 0) QE_ASSERT(range->written);
         end = range->end;
     }
     if (ledger->program->objects[object].kind == QE_OBJECT_BUFFER)
@@ -91,7 +91,7 @@ static void put_ranges(image *into, const qe_ledger *ledger) {
         for (uint32_t i = 0; i < list->count; i++) {
             const qe_range *range = &ledger->pool[list->ids[i]];
             uint64_t words[] = {range->begin, range->end, range->write.clock, range->write.item, range->write.stream,
-                                range->writes, range->written};
+                                qe_range_writes(ledger, range), range->written};
             put(into, words, sizeof words);
             put(into, &ledger->pool_reads[(size_t)list->ids[i] * ledger->stream_count],
                 ledger->stream_count * sizeof(qe_access));

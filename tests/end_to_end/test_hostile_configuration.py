@@ -108,7 +108,9 @@ class HostileConfiguration(Case):
 
     def test_an_unknown_schedule_or_word_is_refused_with_what_there_is(self):
         self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: 1g1b"))
-        self.refuse(ERROR, ["1g1b", "1f1b"], "train", "tiny.yaml")
+        self.refuse(ERROR, ["tiny.yaml:16", "1g1b", "1f1b"], "train", "tiny.yaml")
+        self.refuse(ERROR, ["1g1b", "1f1b"], "train", "tiny.yaml", "--mode", "baseline")
+        self.refuse(USAGE, ["1h1b", "1f1b"], "train", "tiny.yaml", "--set", "pipeline.schedule=1h1b")
         self.refuse_line("  warmup: 1\n", "  mode: fast\n", "mode", "eager", "baseline")
 
     def test_a_wrong_value_on_the_command_line_is_a_usage_error(self):
@@ -116,7 +118,7 @@ class HostileConfiguration(Case):
         for assignment in ("model.layers=4x", "model.layers", "layers=2", "model.layrs=2", "=", "model.layers=",
                            "train.learning_rate=nan", "model=2"):
             with self.subTest(assignment=assignment):
-                self.refuse(USAGE, ["--help"], "train", "tiny.yaml", "--set", assignment)
+                self.refuse(USAGE, [assignment.split("=")[0] or "--set"], "train", "tiny.yaml", "--set", assignment)
 
 
 class HostileData(Case):

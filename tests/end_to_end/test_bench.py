@@ -1,0 +1,73 @@
+"""`qeffect bench`: figures of one run, every one there, finite, and consistent with the others."""
+import math
+import os
+import unittest
+
+from support import ERROR, TINY, USAGE, Case
+
+SHORT = ("--steps", "1", "--pairs", "2")
+
+
+class Bench(Case):
+    def test_one_run_tells_steps_ratios_contracts_kernels_and_memory(self):
+        self.write_tiny()
+        told = self.document("bench", "tiny.yaml", *SHORT)
+        times = {(row["recipe"], row["mode"], row["contracts"]): row for row in told["step_times"]}
+        self.assertEqual(sorted(times), sorted(
+            [(recipe, "eager", "trap") for recipe in ("delayed", "current", "block", "bf16", "fp32")]
+            + [("delayed", "baseline", "trap"), ("delayed", "eager", "off")]))
+        for row in told["step_times"]:
+            self.assertAlmostEqual(row["step_ms"] * row["tokens_per_s"], 1e3 * 4 * 16, delta=1e-3)
+        self.assertEqual(sorted(told["step_time_ratios"]), [
+            "baseline_over_eager", "bf16_over_fp32", "block_over_bf16", "current_over_bf16", "delayed_over_bf16",
+            "delayed_over_fp32", "trap_over_off"])
+        for ratio in told["step_time_ratios"].values():
+            self.assertTrue(math.isfinite(ratio) and ratio > 0)
+        contracts = told["contracts"]
+        self.assertGreater(contracts["items_per_step"], contracts["ops_per_step"])
+        self.assertGreater(contracts["ops_per_step"], 100)
+        self.assertGreater(contracts["check_ns"], 0)
+        self.assertGreater(contracts["judge_ns"], contracts["check_ns"])
+        self.assertAlmostEqual(contracts["step_check_us"],
+                               contracts["items_per_step"] * contracts["check_cold_ns"] / 1e3, places=6)
+        self.assertAlmostEqual(contracts["check_share"], contracts["step_check_us"] / 1e3
+                               / times["delayed", "eager", "trap"]["step_ms"], places=9)
+        self.assertTrue(all(row["gelements_per_s"] > 0 for row in told["kernels"]["quantize"]))
+        self.assertEqual([row["name"] for row in told["kernels"]["matrix_products"]],
+                         ["qkv", "attention out", "gate and up", "down", "head"])
+        for rank in told["memory"]:
+            self.assertEqual(rank["slot_bytes"], rank["doubled_microbatches_slot_bytes"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["text.txt", "tiny.yaml"], "nothing is kept")
+
+    def test_gpipe_keeps_more_for_twice_the_microbatches_and_bench_shows_it(self):
+        self.write_tiny()
+        told = self.document("bench", "tiny.yaml", *SHORT, "--set", "pipeline.schedule=gpipe", "--set",
+                             "recipe.name=bf16")
+        self.assertGreater(told["memory"][0]["doubled_microbatches_slot_bytes"], 1.7 * told["memory"][0]["slot_bytes"])
+        self.assertEqual(told["pipeline"]["recipe"], "bf16")
+
+    def test_people_get_a_table_that_fits_a_terminal(self):
+        self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: zbh1"))
+        text = self.succeed("bench", "tiny.yaml", *SHORT).stdout
+        for word in ("delayed / bf16", "baseline / eager", "share of a step", "G elem/s", "GF/s", "slots"):
+            self.assertIn(word, text)
+        self.assertLessEqual(max(map(len, text.split("\n"))), 120)
+
+    def test_a_schedule_from_a_file_has_no_twice_the_microbatches(self):
+        self.write_tiny()
+        self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "4", "-o", "x.csv")
+        told = self.document("bench", "tiny.yaml", *SHORT, "--set", "pipeline.schedule=x.csv")
+        self.assertEqual([rank["doubled_microbatches_slot_bytes"] for rank in told["memory"]], [None, None])
+
+    def test_slips_are_refused(self):
+        self.write_tiny()
+        for value in ("0", "x", "-1", "1000000000000"):
+            self.refuse(USAGE, ["--steps"], "bench", "tiny.yaml", f"--steps={value}")
+            self.refuse(USAGE, ["--pairs"], "bench", "tiny.yaml", f"--pairs={value}")
+        self.refuse(ERROR, ["absent.yaml"], "bench", "absent.yaml")
+        os.remove(self.path("text.txt"))
+        self.refuse(ERROR, ["text.txt"], "bench", "tiny.yaml", *SHORT)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

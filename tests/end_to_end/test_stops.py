@@ -1,0 +1,125 @@
+"""What ends a run early - Ctrl-C, a full disk, a limit on files - leaves whole files or none, and says which."""
+import json
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import unittest
+
+from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case
+
+LONG = ("--set", "train.steps=1000000", "--set", "train.evaluate_every=0")
+
+
+class Interrupted(Case):
+    def interrupt(self, number, *arguments):
+        """Sends a signal when the first step is told; returns exit status, standard output, standard error."""
+        self.write_tiny()
+        command = [PROGRAM, "train", "tiny.yaml", *LONG, *arguments]
+        with subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as run:
+            try:
+                first = run.stderr.readline()
+                while first and not first.startswith("step 1/"):
+                    first = run.stderr.readline()
+                run.send_signal(number)
+                out, err = run.communicate(timeout=SECONDS_MAX)
+            finally:
+                run.kill()
+        return run.returncode, out, first + err
+
+    def test_ctrl_c_stops_between_steps_and_keeps_weights_that_can_be_used(self):
+        status, out, err = self.interrupt(signal.SIGINT, "--set", "checkpoint.path=model")
+        self.assertEqual(status, INTERRUPTED, err)
+        self.assertRegex(out, r"(?m)^interrupted after [1-9]\d* steps: loss ")
+        self.assertRegex(out, r"(?m)^state_hash [0-9a-f]{32}$")
+        self.assertIn("weights are in model", out)
+        self.assertEqual(sorted(os.listdir(self.path("model"))), ["config.json", "model.safetensors"])
+        self.assertEqual(len(self.document("generate", "model", "-n", "4")["tokens"]), 4)
+
+    def test_json_says_that_and_where_it_was_interrupted(self):
+        status, out, err = self.interrupt(signal.SIGTERM, "--set", "checkpoint.path=", "--json")
+        self.assertEqual(status, INTERRUPTED, err)
+        told = json.loads(out)
+        self.assertTrue(told["interrupted"])
+        self.assertEqual(len(told["loss_curve"]), told["steps"])
+        self.assertNotIn("checkpoint", told)
+
+    def test_without_a_path_it_says_that_nothing_was_kept(self):
+        status, out, err = self.interrupt(signal.SIGINT, "--set", "checkpoint.path=")
+        self.assertEqual(status, INTERRUPTED, err)
+        self.assertIn("no weights were kept", out)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["text.txt", "tiny.yaml"])
+
+
+def limit_files():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+
+
+class FullDisk(Case):
+    def files_below(self, folder):
+        return sorted(name for _, _, names in os.walk(self.path(folder)) for name in names)
+
+    def test_a_limit_on_files_is_an_error_that_leaves_no_part_of_one(self):
+        self.write_tiny()
+        self.refuse_writing("model", preexec_fn=limit_files)
+        self.assertEqual(self.files_below("model"), [])
+
+    def refuse_writing(self, model, **options):
+        done = self.run_program("train", "tiny.yaml", "--set", f"checkpoint.path={model}", **options)
+        self.assertEqual(done.returncode, ERROR, done.stderr)
+        self.assertIn("model.safetensors", done.stderr)
+        self.assertNotIn("weights are in", done.stdout)
+        return done
+
+    def test_weights_of_an_earlier_run_survive_a_later_one_that_cannot_write(self):
+        self.write_tiny()
+        self.succeed("train", "tiny.yaml", "--set", "checkpoint.path=model")
+        with open(self.path("model/model.safetensors"), "rb") as file:
+            before = file.read()
+        self.refuse_writing("model", preexec_fn=limit_files)
+        self.assertEqual(self.files_below("model"), ["config.json", "model.safetensors"])
+        with open(self.path("model/model.safetensors"), "rb") as file:
+            self.assertEqual(file.read(), before)
+
+    def test_a_full_disk_is_an_error_that_leaves_no_part_of_a_file(self):
+        self.write_tiny()
+        os.mkdir(self.path("disk"))
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "qeffect-test", self.path("disk")],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if mounted.returncode != 0:
+            self.skipTest("no small disk can be mounted here: " + mounted.stderr.decode().strip())
+        try:
+            done = self.refuse_writing("disk/model")
+            self.assertIn("no space left", done.stderr.lower())
+            self.assertEqual(self.files_below("disk"), [])
+            done = self.run_program("train", "tiny.yaml", "--dump-initial", "disk/initial.safetensors")
+            self.assertEqual(done.returncode, ERROR)
+            self.assertEqual(self.files_below("disk"), [])
+        finally:
+            subprocess.run(["umount", self.path("disk")], check=True)
+
+    def test_a_trap_whose_trace_cannot_be_written_is_still_a_trap(self):
+        self.write_tiny()
+        done = self.run_program("train", "tiny.yaml", "--set", "contracts.trace=/dev/full/trap.qet", "--inject",
+                                "slot.leak")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("slot.leak", done.stderr)
+        self.assertIn("no trace was written", done.stderr)
+
+    def test_places_that_cannot_be_are_refused_in_their_own_words(self):
+        self.write_tiny()
+        done = self.run_program("train", "tiny.yaml", "--set", "checkpoint.path=text.txt/model")
+        self.assertEqual(done.returncode, ERROR)
+        self.assertIn("text.txt", done.stderr)
+        done = self.run_program("train", "tiny.yaml", "--dump-initial", "absent/initial.safetensors")
+        self.assertEqual(done.returncode, ERROR)
+        self.assertIn("absent", done.stderr)
+        with tempfile.NamedTemporaryFile(dir=self.folder) as taken:
+            self.assertEqual(self.run_program("train", "tiny.yaml", "--set", f"checkpoint.path={taken.name}")
+                             .returncode, ERROR)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
