@@ -264,6 +264,9 @@ typedef union qe_op_args {
 /* One op, ready to run. */
 typedef struct qe_op {
     qe_op_kind kind;
+    uint16_t layer;         /* model layer it belongs to; capture unit "layer" cuts where it changes */
+    uint8_t per_microbatch; /* its arguments name the microbatch and not only its slots: it stays outside a graph that
+                               serves every microbatch of a slot */
     qe_op_args args;
 } qe_op;
 

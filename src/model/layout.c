@@ -158,18 +158,37 @@ uint64_t qe_model_logits_offset_bytes(const qe_model *model, uint32_t stages) {
     return qe_head_logits(model, stages);
 }
 
+static uint64_t token_bytes(const qe_model *model) {
+    return aligned((uint64_t)model->tokens * sizeof(int32_t));
+}
+
+/* Tokens and targets are copied into the slot, so that one graph serves every microbatch that lands there. */
+uint64_t qe_feed_tokens(const qe_model *model, uint32_t stages) {
+    uint32_t first, last;
+    qe_stage_decoders(model, 0, stages, &first, &last);
+    return stages == 1 ? qe_feed_targets(model, 1) + token_bytes(model) : qe_saved_begin(model, 0, stages, last);
+}
+
+uint64_t qe_feed_targets(const qe_model *model, uint32_t stages) {
+    return aligned(qe_head_rstd(model, stages) + floats(model->tokens, 1));
+}
+
+uint64_t qe_head_loss(const qe_model *model, uint32_t stages) {
+    return aligned(qe_head_logits(model, stages) + floats(model->tokens, model->config.vocab));
+}
+
 static uint64_t saved_bytes(const qe_model *model, uint32_t stage, uint32_t stages) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
-    if (stage + 1 == stages) return aligned(qe_head_rstd(model, stages) + floats(model->tokens, 1));
+    if (stage == 0) return qe_feed_tokens(model, stages) + token_bytes(model);
+    if (stage + 1 == stages) return qe_feed_targets(model, stages) + token_bytes(model);
     return qe_saved_begin(model, stage, stages, last);
 }
 
 static uint64_t retained_bytes(const qe_model *model, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
-    if (kind == QE_SLOT_X && stage + 1 == stages)
-        return aligned(qe_head_logits(model, stages) + floats(model->tokens, model->config.vocab));
+    if (kind == QE_SLOT_X && stage + 1 == stages) return aligned(qe_head_loss(model, stages) + sizeof(double));
     return qe_retained_begin(model, stage, stages, last, 0, kind);
 }
 

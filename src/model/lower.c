@@ -143,25 +143,49 @@ qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t deco
     return target;
 }
 
+qe_status qe_lowering_emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects) {
+    qe_op placed = *op;
+    placed.layer = (uint16_t)lowering->layer;
+    return lowering->sink->op(lowering->sink->context, &placed, effects->list, effects->count);
+}
+
+/* The same lowering, for a model layer: 0 is the embedding, decoder d is d + 1. */
+static qe_lowering at_layer(const qe_lowering *lowering, uint32_t layer) {
+    qe_lowering moved = *lowering;
+    moved.layer = layer;
+    return moved;
+}
+
 static qe_status lower_forward(const qe_lowering *lowering) {
+    qe_lowering head = at_layer(lowering, lowering->model->config.layers + 1);
+    QE_TRY(qe_lower_feed(lowering));
     if (qe_lowering_is_first_stage(lowering)) QE_TRY(qe_lower_embed_forward(lowering));
-    for (uint32_t decoder = lowering->first; decoder < lowering->last; decoder++)
-        QE_TRY(qe_lower_decoder_forward(lowering, decoder));
-    return qe_lowering_is_last_stage(lowering) ? qe_lower_head_forward(lowering) : QE_OK;
+    for (uint32_t decoder = lowering->first; decoder < lowering->last; decoder++) {
+        qe_lowering layer = at_layer(lowering, decoder + 1);
+        QE_TRY(qe_lower_decoder_forward(&layer, decoder));
+    }
+    if (qe_lowering_is_last_stage(lowering)) QE_TRY(qe_lower_head_forward(&head));
+    return qe_lower_collect(&head);
 }
 
 static qe_status lower_input_grad(const qe_lowering *lowering) {
+    qe_lowering head = at_layer(lowering, lowering->model->config.layers + 1);
     if (qe_lowering_is_last_stage(lowering))
-        QE_TRY(qe_lower_head_input_grad(lowering, scratch_grad(lowering, lowering->last)));
-    for (uint32_t decoder = lowering->last; decoder-- > lowering->first;)
-        QE_TRY(qe_lower_decoder_input_grad(lowering, decoder));
+        QE_TRY(qe_lower_head_input_grad(&head, scratch_grad(lowering, lowering->last)));
+    for (uint32_t decoder = lowering->last; decoder-- > lowering->first;) {
+        qe_lowering layer = at_layer(lowering, decoder + 1);
+        QE_TRY(qe_lower_decoder_input_grad(&layer, decoder));
+    }
     return qe_lowering_is_first_stage(lowering) ? qe_lower_embed_backward(lowering, scratch_grad(lowering, 0)) : QE_OK;
 }
 
 static qe_status lower_weight_grad(const qe_lowering *lowering) {
-    if (qe_lowering_is_last_stage(lowering)) QE_TRY(qe_lower_head_weight_grad(lowering));
-    for (uint32_t decoder = lowering->last; decoder-- > lowering->first;)
-        QE_TRY(qe_lower_decoder_weight_grad(lowering, decoder));
+    qe_lowering head = at_layer(lowering, lowering->model->config.layers + 1);
+    if (qe_lowering_is_last_stage(lowering)) QE_TRY(qe_lower_head_weight_grad(&head));
+    for (uint32_t decoder = lowering->last; decoder-- > lowering->first;) {
+        qe_lowering layer = at_layer(lowering, decoder + 1);
+        QE_TRY(qe_lower_decoder_weight_grad(&layer, decoder));
+    }
     return QE_OK;
 }
 

@@ -23,10 +23,6 @@ static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
     return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
 }
 
-static qe_status emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects) {
-    return lowering->sink->op(lowering->sink->context, op, effects->list, effects->count);
-}
-
 /* Scratch written, the quantized tensor retained, its scale used and recorded. */
 static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear,
                               int role) {
@@ -57,7 +53,7 @@ static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, in
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
     qe_effects_weight_read(&effects, frame, weight);
     quantized_effects(&effects, lowering, decoder, linear, QE_SCALE_X);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const float *residual,
@@ -80,7 +76,7 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     qe_effects_cache_use(&effects, model, frame, weight);
     if (residual != NULL && residual_slot != y_slot) qe_effects_borrow(&effects, frame, residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
@@ -99,7 +95,7 @@ static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status attention(const qe_lowering *lowering, const layer_places *places) {
@@ -119,7 +115,7 @@ static qe_status attention(const qe_lowering *lowering, const layer_places *plac
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
     qe_effects_work(&effects, lowering->frame);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const float *x,
@@ -131,7 +127,7 @@ static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int lin
     qe_effects effects = {.count = 0};
     if (x_slot != QE_SLOT_KINDS) qe_effects_borrow(&effects, lowering->frame, (qe_slot_kind)x_slot, 0);
     quantized_effects(&effects, lowering, decoder, linear, role);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
@@ -147,7 +143,7 @@ static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const lay
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
     quantized_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder) {
@@ -185,7 +181,7 @@ static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, lowering->frame);
     qe_effects_cache_use(&effects, model, lowering->frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
@@ -202,7 +198,7 @@ static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, 
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
     quantized_effects(&effects, lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 typedef struct norm_places { /* gradient around and through a norm */
@@ -240,7 +236,7 @@ static qe_status norm_backward(const qe_lowering *lowering, uint32_t decoder, in
     borrow_unless(&effects, frame, at->dx_slot, 1);
     qe_effects_weight_read(&effects, frame, weight);
     qe_effects_deposit(&effects, frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status attention_backward(const qe_lowering *lowering, const layer_places *places) {
@@ -261,7 +257,7 @@ static qe_status attention_backward(const qe_lowering *lowering, const layer_pla
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
     qe_effects_work(&effects, lowering->frame);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
@@ -281,7 +277,7 @@ static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
     };
     qe_effects effects = {.count = 0};
     quantized_effects(&effects, lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places,
@@ -351,7 +347,7 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
     qe_effects_borrow(&effects, frame, QE_SLOT_Y, 0);
     qe_effects_work(&effects, frame);
     qe_effects_deposit(&effects, frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_decoder_weight_grad(const qe_lowering *lowering, uint32_t decoder) {

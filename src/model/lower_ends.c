@@ -3,10 +3,6 @@
 #include "base/assert.h"
 #include "model/model.h"
 
-static qe_status emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects) {
-    return lowering->sink->op(lowering->sink->context, op, effects->list, effects->count);
-}
-
 static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
     return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
 }
@@ -45,7 +41,7 @@ static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
     qe_effects_weight_read(&effects, frame, weight);
     qe_effects_cache_fill(&effects, model, frame, weight);
     qe_effects_scale(&effects, frame, weight, QE_SCALE_W);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_fill(const qe_lowering *lowering) {
@@ -55,11 +51,43 @@ qe_status qe_lower_fill(const qe_lowering *lowering) {
     return QE_OK;
 }
 
-static void read_tokens(qe_effects *effects, const qe_lowering *lowering) {
-    uint64_t bytes = 2ull * lowering->model->tokens * sizeof(int32_t); /* tokens and targets of one microbatch */
-    uint64_t begin = lowering->frame->microbatch * bytes;
-    qe_effects_buffer(effects, lowering->frame->tokens_object, 0, begin, begin + bytes);
-    effects->list[effects->count - 1].version = 1; /* this step's load, not the one before */
+/* One half of this microbatch's part of the batch: tokens (0) or targets (1). */
+static qe_status feed_half(const qe_lowering *lowering, const int32_t *from, int half, uint64_t to_offset_bytes) {
+    uint64_t bytes = lowering->model->tokens * sizeof(int32_t);
+    uint64_t begin = ((uint64_t)lowering->frame->microbatch * 2 + (uint64_t)half) * bytes;
+    qe_op op = {.kind = QE_OP_COPY, .per_microbatch = 1};
+    op.args.copy = (qe_args_copy){.from = from, .to = in_slot(lowering, QE_SLOT_I, to_offset_bytes), .bytes = bytes};
+    qe_effects effects = {.count = 0};
+    qe_effects_buffer(&effects, lowering->frame->tokens_object, 0, begin, begin + bytes);
+    effects.list[0].version = 1; /* this step's load, not the one before */
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
+    return qe_lowering_emit(lowering, &op, &effects);
+}
+
+qe_status qe_lower_feed(const qe_lowering *lowering) {
+    const qe_frame *frame = lowering->frame;
+    if (qe_lowering_is_first_stage(lowering))
+        QE_TRY(feed_half(lowering, frame->tokens, 0, qe_feed_tokens(lowering->model, frame->stages)));
+    if (!qe_lowering_is_last_stage(lowering)) return QE_OK;
+    return feed_half(lowering, frame->targets, 1, qe_feed_targets(lowering->model, frame->stages));
+}
+
+qe_status qe_lower_collect(const qe_lowering *lowering) {
+    const qe_frame *frame = lowering->frame;
+    if (!qe_lowering_is_last_stage(lowering)) return QE_OK;
+    qe_op op = {.kind = QE_OP_COPY, .per_microbatch = 1};
+    op.args.copy = (qe_args_copy){.from = in_slot(lowering, QE_SLOT_X, qe_head_loss(lowering->model, frame->stages)),
+                                  .to = frame->loss,
+                                  .bytes = sizeof(double)};
+    qe_effects effects = {.count = 0};
+    qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
+    uint64_t begin = frame->microbatch * sizeof(double);
+    qe_effects_buffer(&effects, frame->loss_object, 1, begin, begin + sizeof(double));
+    return qe_lowering_emit(lowering, &op, &effects);
+}
+
+static const int32_t *fed(const qe_lowering *lowering, uint64_t offset_bytes) {
+    return (const int32_t *)(const void *)qe_at(lowering->frame->slot[QE_SLOT_I].at, offset_bytes);
 }
 
 qe_status qe_lower_embed_forward(const qe_lowering *lowering) {
@@ -68,17 +96,16 @@ qe_status qe_lower_embed_forward(const qe_lowering *lowering) {
     uint64_t begin = qe_saved_begin(model, frame->stage, frame->stages, lowering->first);
     qe_op op = {.kind = QE_OP_EMBED};
     op.args.embed = (qe_args_embed){
-        .tokens = frame->tokens,
+        .tokens = fed(lowering, qe_feed_tokens(model, frame->stages)),
         .table = frame->weights[qe_weight_embed()].master,
         .y = in_slot(lowering, QE_SLOT_I, qe_saved_layout_of(model, begin, 1).input),
         .tokens_count = model->tokens,
         .hidden = model->config.hidden,
     };
     qe_effects effects = {.count = 0};
-    read_tokens(&effects, lowering);
     qe_effects_weight_read(&effects, frame, qe_weight_embed());
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) {
@@ -86,7 +113,7 @@ qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) 
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_EMBED_BACKWARD};
     op.args.embed_backward = (qe_args_embed_backward){
-        .tokens = frame->tokens,
+        .tokens = fed(lowering, qe_feed_tokens(model, frame->stages)),
         .dy = dx,
         .grad = frame->weights[qe_weight_embed()].grad,
         .tokens_count = model->tokens,
@@ -95,10 +122,10 @@ qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) 
         .set = frame->set,
     };
     qe_effects effects = {.count = 0};
-    read_tokens(&effects, lowering);
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
     qe_effects_work(&effects, frame);
     qe_effects_deposit(&effects, frame, qe_weight_embed());
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status final_norm(const qe_lowering *lowering) {
@@ -119,7 +146,7 @@ static qe_status final_norm(const qe_lowering *lowering) {
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 1);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
     qe_effects_weight_read(&effects, frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status head_linear(const qe_lowering *lowering) {
@@ -137,7 +164,7 @@ static qe_status head_linear(const qe_lowering *lowering) {
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
     qe_effects_weight_read(&effects, frame, qe_weight_head(model));
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 static qe_status cross_entropy(const qe_lowering *lowering) {
@@ -146,19 +173,17 @@ static qe_status cross_entropy(const qe_lowering *lowering) {
     qe_op op = {.kind = QE_OP_CROSS_ENTROPY};
     op.args.cross_entropy = (qe_args_cross_entropy){
         .logits = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-        .targets = frame->targets,
-        .loss = frame->loss,
+        .targets = fed(lowering, qe_feed_targets(model, frame->stages)),
+        .loss = (double *)(void *)in_slot(lowering, QE_SLOT_X, qe_head_loss(model, frame->stages)),
         .gradient_scale = frame->gradient_scale,
         .rows = model->tokens,
         .vocab = model->config.vocab,
         .backward = frame->training,
     };
     qe_effects effects = {.count = 0};
-    read_tokens(&effects, lowering);
+    qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
-    uint64_t begin = frame->microbatch * sizeof(double);
-    qe_effects_buffer(&effects, frame->loss_object, 1, begin, begin + sizeof(double));
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_head_forward(const qe_lowering *lowering) {
@@ -183,7 +208,7 @@ static qe_status head_product_grad(const qe_lowering *lowering) {
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     qe_effects_weight_read(&effects, frame, qe_weight_head(model));
     qe_effects_work(&effects, frame);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
@@ -208,7 +233,7 @@ qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
     qe_effects_weight_read(&effects, frame, weight);
     qe_effects_deposit(&effects, frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
@@ -234,5 +259,5 @@ qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     qe_effects_deposit(&effects, frame, weight);
-    return emit(lowering, &op, &effects);
+    return qe_lowering_emit(lowering, &op, &effects);
 }

@@ -71,6 +71,11 @@ uint64_t qe_head_rstd(const qe_model *model, uint32_t stages);
 uint64_t qe_head_normed(const qe_model *model, uint32_t stages);
 uint64_t qe_head_logits(const qe_model *model, uint32_t stages);
 
+/* What a microbatch brings and leaves: tokens (slot I, first stage), targets (slot I, last stage), loss (slot X, last). */
+uint64_t qe_feed_tokens(const qe_model *model, uint32_t stages);
+uint64_t qe_feed_targets(const qe_model *model, uint32_t stages);
+uint64_t qe_head_loss(const qe_model *model, uint32_t stages);
+
 /* Collects the effects of one op. */
 typedef struct qe_effects {
     qe_effect list[QE_EFFECTS_MAX];
@@ -84,7 +89,10 @@ typedef struct qe_lowering {
     const qe_sink *sink;
     qe_work_layout work;
     uint32_t first, last; /* decoders of the stage */
+    uint32_t layer; /* model layer that ops are emitted for */
 } qe_lowering;
+
+qe_status qe_lowering_emit(const qe_lowering *lowering, const qe_op *op, const qe_effects *effects);
 
 void qe_effects_borrow(qe_effects *effects, const qe_frame *frame, qe_slot_kind kind, int write);
 void qe_effects_work(qe_effects *effects, const qe_frame *frame);
@@ -98,6 +106,9 @@ void qe_effects_buffer(qe_effects *effects, uint32_t object, int write, uint64_t
 /* Where the quantized operand of a linear goes. role: QE_SCALE_X or QE_SCALE_DY. */
 qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t decoder, int linear, int role);
 
+/* Copies of the batch into the slot, before everything else of F; and of the loss out of it, behind everything. */
+qe_status qe_lower_feed(const qe_lowering *lowering);
+qe_status qe_lower_collect(const qe_lowering *lowering);
 qe_status qe_lower_fill(const qe_lowering *lowering);
 qe_status qe_lower_embed_forward(const qe_lowering *lowering);
 qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx);
