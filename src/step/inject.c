@@ -202,7 +202,8 @@ static qe_status trial_run(fault_trial *trial, const qe_edit *edit, qe_rule *rul
 }
 
 /* *edit_out is of kind QE_EDIT_NONE when no edit of the recipe breaks the rule first on this rank. */
-static qe_status search_rank(fault_trial *trial, const recipe_for_rule *recipe, qe_edit *edit_out, qe_error *error_out) {
+static qe_status search_rank(fault_trial *trial, const recipe_for_rule *recipe, qe_edit *edit_out,
+                             qe_error *error_out) {
     const qe_rank_plan *plan = trial->binding.rank_plan;
     uint32_t count = plan->program.item_count;
     int tries = 0;

@@ -66,7 +66,8 @@ static range locate(const lab *l, const void *at, uint64_t bytes) {
 static int allows(const qe_effect *effect, region_kind kind, const range *at, int write) {
     switch (kind) {
     case REGION_SLOT: return effect->kind == QE_EFFECT_SLOT_BORROW && (!write || effect->write);
-    case REGION_WORK: return effect->kind == QE_EFFECT_BUFFER_WRITE && effect->begin <= at->begin && effect->end >= at->end;
+    case REGION_WORK:
+        return effect->kind == QE_EFFECT_BUFFER_WRITE && effect->begin <= at->begin && effect->end >= at->end;
     case REGION_TOKENS:
         return !write && effect->kind == QE_EFFECT_BUFFER_READ && effect->begin <= at->begin && effect->end >= at->end;
     case REGION_LOSS:
@@ -203,7 +204,8 @@ static void attention(lab *l, const qe_args_attention *a) {
 }
 
 static void attention_backward(lab *l, const qe_args_attention_backward *a) {
-    uint64_t rows = (uint64_t)a->sequences * a->sequence, columns = (uint64_t)(a->heads + 2 * a->kv_heads) * a->head_dim;
+    uint64_t rows = (uint64_t)a->sequences * a->sequence;
+    uint64_t columns = (uint64_t)(a->heads + 2 * a->kv_heads) * a->head_dim;
     reads(l, a->qkv, rows * columns);
     reads(l, a->lse, rows * a->heads);
     reads(l, a->dout, rows * a->heads * a->head_dim);

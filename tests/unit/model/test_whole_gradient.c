@@ -119,7 +119,8 @@ static double sequence_loss(const values *v, const int32_t *tokens, const int32_
 static double mean_loss(const values *v, const world *w) {
     double loss = 0;
     uint32_t all = w->microbatches * w->tokens;
-    for (uint32_t at = 0; at < all; at += SEQUENCE) loss += sequence_loss(v, w->batch_tokens + at, w->batch_targets + at);
+    for (uint32_t at = 0; at < all; at += SEQUENCE)
+        loss += sequence_loss(v, w->batch_tokens + at, w->batch_targets + at);
     return loss / all;
 }
 

@@ -1,5 +1,5 @@
-/* No memory is taken after the first step, by no thread, whatever goes on: malloc and its like are counted here, because
- * this program's own definitions come before libc's. OpenBLAS maps its memory itself and is not seen. */
+/* No memory is taken after the first step, by no thread, whatever goes on: malloc and its like are counted here,
+ * because this program's own definitions come before libc's. OpenBLAS maps its memory itself and is not seen. */
 #include "step_world.h"
 
 #include <errno.h>
@@ -141,7 +141,7 @@ static double median_issue_ns(const qe_program *program) {
     return rounds[ROUNDS / 2];
 }
 
-/* The target is 100 ns on a quiet machine and is measured by `qeffect bench`; here only a slip of an order is caught. */
+/* The target is 100 ns on a quiet machine and is measured by `qeffect bench`; here a slip of an order is caught. */
 static void a_certified_item_of_the_quickstart_is_judged_within_a_microsecond(void **state) {
     (void)state;
     world w;
@@ -149,7 +149,8 @@ static void a_certified_item_of_the_quickstart_is_judged_within_a_microsecond(vo
     world_prepare(&w, &options);
     for (uint32_t rank = 0; rank < w.plan->ranks; rank++) {
         double median = median_issue_ns(&w.plan->rank[rank].program);
-        print_message("rank %u: %u items, median %.1f ns each\n", rank, w.plan->rank[rank].program.item_count, median);
+        print_message("rank %u: %u items, median %.1f ns each\n", rank, w.plan->rank[rank].program.item_count,
+                      median);
         if (COUNTED) assert_true(median < 1000);
     }
     world_close(&w);

@@ -1,5 +1,6 @@
-/* Whatever fails, nothing is half done: a team that cannot be made leaves nothing behind, a step that cannot be finished
- * leaves the state before it, and where a device fails in the middle of a commit the team says so and shows nothing. */
+/* Whatever fails, nothing is half done: a team that cannot be made leaves nothing behind, a step that cannot be
+ * finished leaves the state before it, and where a device fails in the middle of a commit the team says so and shows
+ * nothing. */
 #include "step_faults.h"
 #include "step_world.h"
 

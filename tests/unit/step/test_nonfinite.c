@@ -212,7 +212,8 @@ static void scales_that_rise_and_fall_around_an_infinite_amax_keep_the_bits(void
     world_hash expected = twelve_eventful_steps(&baseline);
     static const world_options eager[] = {
         {.schedule = "gpipe", .ranks = 2}, {.schedule = "1f1b", .ranks = 3}, {.schedule = "zbh1", .ranks = 4},
-        {.schedule = "interleaved", .ranks = 2, .chunks = 2}, {.schedule = "zbh1", .ranks = 2, .no_cache = 1, .copy = 1},
+        {.schedule = "interleaved", .ranks = 2, .chunks = 2},
+        {.schedule = "zbh1", .ranks = 2, .no_cache = 1, .copy = 1},
     };
     for (size_t i = 0; i < sizeof eager / sizeof eager[0]; i++)
         assert_string_equal(twelve_eventful_steps(&eager[i]).text, expected.text);
