@@ -11,7 +11,7 @@ enum {
     QE_BENCH_SHAPES_MAX = 5 /* linears of the model: qkv, out, gate_up, down, head */
 };
 
-/* What takes turns. The first five are the recipes in the order of qe_recipe_kind; the others run the configured one. */
+/* What takes turns. The first five are the recipes in the order of qe_recipe_kind; the others run the configured. */
 typedef enum qe_bench_variant {
     QE_BENCH_DELAYED,
     QE_BENCH_CURRENT,

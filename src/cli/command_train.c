@@ -300,6 +300,9 @@ static int run_train(qe_cli *cli) {
     if (status != QE_EXIT_OK) return status;
     if (t.inject != QE_RULE_NONE && settings.contracts.mode == QE_CONTRACTS_SETTING_OFF)
         return qe_cli_usage(cli, "--inject plants a fault for the contracts to find; contracts.mode is off");
+    if (t.inject != QE_RULE_NONE && t.inject_step > settings.train.steps && !is_schedule_rule(t.inject))
+        return qe_cli_usage(cli, "--inject: step %llu never comes; train.steps is %u",
+                            (unsigned long long)t.inject_step, settings.train.steps);
     t.document = json_object();
     t.curve = json_array();
     t.validation = json_array();

@@ -51,10 +51,15 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     fclose(file);
     if (status != QE_OK) return status;
     const qe_settings_pipeline *p = &session->settings.pipeline;
-    if (session->schedule.ranks == p->ranks && session->schedule.microbatches == p->microbatches) return QE_OK;
-    qe_error_set(error_out, QE_ERROR_CONFIG, "set pipeline.ranks and pipeline.microbatches to what the file holds",
-                 "%u ranks and %u microbatches; the configuration says %u and %u", session->schedule.ranks,
-                 session->schedule.microbatches, p->ranks, p->microbatches);
+    if (session->schedule.ranks != p->ranks || session->schedule.microbatches != p->microbatches)
+        qe_error_set(error_out, QE_ERROR_CONFIG, "set pipeline.ranks and pipeline.microbatches to what the file holds",
+                     "%u ranks and %u microbatches; the configuration says %u and %u", session->schedule.ranks,
+                     session->schedule.microbatches, p->ranks, p->microbatches);
+    else if (session->schedule.stages > session->settings.model.layers)
+        qe_error_set(error_out, QE_ERROR_CONFIG, "a stage needs a layer: use a schedule with fewer stages",
+                     "%u stages for a model of %u layers", session->schedule.stages, session->settings.model.layers);
+    else
+        return QE_OK;
     return qe_error_place(error_out, path, 0, 0);
 }
 
@@ -164,8 +169,18 @@ static void spoil(qe_schedule *schedule, qe_rule rule) {
     if (rule == QE_RULE_SCHEDULE_DUPLICATE) first[count - 2] = first[count - 1];
     if (rule == QE_RULE_SCHEDULE_MISSING) drop_last_of_first_rank(schedule);
     if (rule == QE_RULE_SCHEDULE_ORDER) move_action(first, count - 1, 0);
-    if (rule == QE_RULE_SCHEDULE_PLACE && schedule->ranks > 1) first[0].stage = first[count].stage;
+    if (rule == QE_RULE_SCHEDULE_PLACE) /* another rank's stage, or one that is not there */
+        first[0].stage = schedule->ranks > 1 ? first[count].stage : (uint16_t)schedule->stages;
     if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1) close_cycle(schedule);
+}
+
+static qe_status training_plan(qe_session *session, const qe_plan_options *plan, qe_rule broken, qe_error *error_out) {
+    if (broken != QE_RULE_NONE) spoil(&session->schedule, broken);
+    QE_TRY(qe_plan_create(&session->schedule, qe_model_table(), session->model, plan, &session->train,
+                          &session->violations, &session->counterexample, error_out));
+    if (broken == QE_RULE_NONE) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "try pipeline.ranks of 2 and 4 microbatches, or another rule",
+                        "no move of one action makes this schedule break %s", qe_rule_id(broken));
 }
 
 static qe_status make_plans(qe_session *session, const qe_session_options *options, qe_error *error_out) {
@@ -174,10 +189,7 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     qe_plan_options plan = {.cache_weights = s->pipeline.cache_weights && !baseline, .reuse_slots = !baseline};
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
     QE_TRY(make_schedule(session, error_out));
-    if (options->break_schedule != QE_RULE_NONE) spoil(&session->schedule, options->break_schedule);
-    if (options->training)
-        QE_TRY(qe_plan_create(&session->schedule, qe_model_table(), session->model, &plan, &session->train,
-                              &session->violations, &session->counterexample, error_out));
+    if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
     return qe_plan_create(&session->evaluation_schedule, qe_model_table(), session->model, &forward, &session->evaluate,

@@ -2,9 +2,10 @@
 import json
 import os
 import struct
+import subprocess
 import unittest
 
-from support import ERROR, TINY, Case
+from support import ERROR, PROGRAM, SECONDS_MAX, TINY, Case
 
 # Four stages, so that two ranks may hold two each.
 FOUR = TINY.replace("layers: 2", "layers: 4")
@@ -34,6 +35,18 @@ class Output(Case):
         self.assertRegex(done.stdout, r"(?m)^state_hash [0-9a-f]{32}$")
         self.assertIn("qeffect generate model", done.stdout)
 
+    def test_a_terminal_gets_one_line_that_moves(self):
+        self.write_tiny()
+        ours, theirs = os.openpty()
+        with open(theirs, "wb") as terminal:
+            done = subprocess.run([PROGRAM, "train", "tiny.yaml", "--set", "checkpoint.path="], cwd=self.folder,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal, check=False,
+                                  timeout=SECONDS_MAX)
+        with open(ours, "rb", buffering=0) as screen:
+            seen = screen.read(4096).decode()
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(seen, "\r\x1b\\[Kstep 1/3  loss .* left\r\x1b\\[Kstep 3/3  loss .* left\r\n")
+
     def test_json_is_one_document_with_units_in_its_keys(self):
         self.write_tiny()
         told = self.document("train", "tiny.yaml", "--set", "checkpoint.path=model")
@@ -49,7 +62,7 @@ class Output(Case):
         self.assertTrue(told["backend"].startswith("host "))
         self.assertEqual([rank["rank"] for rank in told["memory"]], [0, 1])
         self.assertTrue(all(rank["slot_bytes"] > 0 and rank["state_bytes"] > 0 for rank in told["memory"]))
-        # Untrained, a byte costs about log 256 = 5.55 nats; three steps must already have learned which bytes there are.
+        # Untrained, a byte costs about log 256 = 5.55 nats; three steps must already have taught something.
         self.assertAlmostEqual(told["loss_curve"][0]["loss"], 5.55, delta=0.1)
         self.assertLess(told["validation_loss"], told["loss_curve"][0]["loss"])
 
@@ -123,6 +136,9 @@ class SameBits(Case):
         self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "6", "-o", "x.csv")
         self.refuse(ERROR, ["x.csv", "microbatches", "6", "4"], "train", "tiny.yaml", "--set",
                     "pipeline.schedule=x.csv")
+        self.succeed("schedule", "interleaved", "--ranks", "2", "--chunks", "2", "--microbatches", "4", "-o", "y.csv")
+        self.refuse(ERROR, ["y.csv", "4 stages", "2 layers"], "train", "tiny.yaml", "--set",
+                    "pipeline.schedule=y.csv")
 
     def test_a_processor_without_vector_instructions_trains_to_the_same_bits(self):
         self.write_tiny()

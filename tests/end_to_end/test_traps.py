@@ -62,6 +62,14 @@ class Traps(Case):
                 self.assertNotIn("step 1/", done.stderr)
         self.assertFalse(os.path.exists(self.path("trap.qet")))
 
+    def test_a_fault_that_cannot_be_planted_is_an_error_and_not_a_run_without_it(self):
+        for arguments in (("schedule.cycle", "--set", "pipeline.ranks=1"), ("sync.side", "--mode", "baseline")):
+            done = self.run_program("train", "tiny.yaml", *SHORT, "--inject", *arguments)
+            self.assertEqual(done.returncode, ERROR, arguments)
+            self.assertIn(arguments[0], done.stderr)
+        self.injected("schedule.place", "--set", "pipeline.ranks=1")
+        self.refuse(USAGE, ["4", "train.steps is 3"], "train", "tiny.yaml", *SHORT, "--inject", "slot.leak@4")
+
     def test_a_loss_that_is_not_finite_stops_the_step_or_is_skipped_and_counted(self):
         answer = self.injected("step.nonfinite@2")
         self.assertEqual(answer["breach"]["violations"][0]["rule"], "step.nonfinite")
