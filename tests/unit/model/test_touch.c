@@ -1,6 +1,7 @@
 /* Declared is touched: every address range of every op of the model lies inside one thing that the op declares, with
  * the right to write it where it is written; nothing is declared that no op touches; what is read was written before;
- * and no two places of a slot overlap. No op runs: its arguments are enough. */
+ * no two places of a slot overlap; and only an op that says so names a microbatch. No op runs: its arguments are
+ * enough. */
 #include "step_world.h"
 
 enum { REGION_GAP_BITS = 36, RANGES_MAX = 4096 };
@@ -35,6 +36,7 @@ typedef struct lab {
     uint32_t effect_count;
     uint8_t used[QE_EFFECTS_MAX], used_write[QE_EFFECTS_MAX];
     const char *name;
+    uint8_t per_microbatch;
     uint64_t ops;
 } lab;
 
@@ -118,6 +120,9 @@ static void touch(lab *l, const void *at, uint64_t bytes, int write) {
     if (at == NULL || bytes == 0) return;
     range found = locate(l, at, bytes);
     is_declared(l, &found, write);
+    region_kind kind = l->regions[found.region].kind;
+    if (!l->per_microbatch && (kind == REGION_TOKENS || kind == REGION_LOSS))
+        fail_msg("%s names a microbatch and does not say so", l->name);
     region *r = &l->regions[found.region];
     if (r->kind == REGION_SLOT) note_slot_range(l, &found);
     if (r->written == NULL) return;
@@ -280,6 +285,10 @@ static void touched(lab *l, const qe_op *op) {
               (uint64_t)op->args.quantize_weight.rows * op->args.quantize_weight.columns);
         target(l, &op->args.quantize_weight.target, op->args.quantize_weight.rows, op->args.quantize_weight.columns);
         break;
+    case QE_OP_COPY:
+        touch(l, op->args.copy.from, op->args.copy.bytes, 0);
+        touch(l, op->args.copy.to, op->args.copy.bytes, 1);
+        break;
     case QE_OP_LINEAR:
     case QE_OP_LINEAR_INPUT_GRAD: linear(l, op); break;
     case QE_OP_LINEAR_WEIGHT_GRAD: weight_grad(l, &op->args.linear_weight_grad); break;
@@ -309,6 +318,8 @@ static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effect
     l->effects = effects;
     l->effect_count = count;
     l->name = qe_op_name(op->kind);
+    l->per_microbatch = op->per_microbatch;
+    assert_true(op->layer <= qe_model_config_of(l->model)->layers + 1);
     memset(l->used, 0, sizeof l->used);
     memset(l->used_write, 0, sizeof l->used_write);
     touched(l, op);
@@ -413,7 +424,9 @@ static void judge_config(const qe_model_config *config, int training) {
         for (uint32_t stages = 1; stages <= config->layers; stages++) {
             uint64_t ops = 0;
             for (uint32_t stage = 0; stage < stages; stage++) ops += judge_stage(model, stage, stages, training);
-            uint64_t expected = training ? config->layers * (4 + 10 + 11 + 4) + 4 + 3 + 1 : config->layers * 14 + 4;
+            enum { FILL = 4, F = 10, I = 11, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
+            uint64_t expected = config->layers * (FILL + F) + FEEDS + ENDS_F + COLLECT;
+            if (training) expected += config->layers * (I + W) + ENDS_I + ENDS_W;
             assert_int_equal(ops, expected); /* a cut adds no op */
         }
         qe_model_destroy(model);
