@@ -39,9 +39,14 @@ typedef struct qe_bench_steps {
 qe_status qe_bench_steps_measure(qe_bench_steps *bench, const qe_settings *settings, uint64_t steps, uint64_t rounds,
                                  int terminal, qe_error *error_out);
 void qe_bench_steps_deinit(qe_bench_steps *bench);
-/* Medians over rounds: seconds of a step, and the ratio of two variants, round by round. */
+/* Seconds of a step, median over rounds. */
 double qe_bench_steps_seconds(const qe_bench_steps *bench, qe_bench_variant variant);
-double qe_bench_steps_ratio(const qe_bench_steps *bench, qe_bench_variant over, qe_bench_variant under);
+/* Ratio of two variants, taken within each round: median and quartiles over rounds. A machine that is busy with other
+ * things shows in the quartiles. */
+typedef struct qe_bench_spread {
+    double low, median, high;
+} qe_bench_spread;
+qe_bench_spread qe_bench_steps_ratio(const qe_bench_steps *bench, qe_bench_variant over, qe_bench_variant under);
 
 /* The ledger's own time on the plan that the configured recipe trains with. */
 typedef struct qe_bench_contracts {

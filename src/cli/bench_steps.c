@@ -35,9 +35,12 @@ double qe_bench_steps_seconds(const qe_bench_steps *bench, qe_bench_variant vari
     return qe_bench_median(bench->scratch, bench->rounds);
 }
 
-double qe_bench_steps_ratio(const qe_bench_steps *bench, qe_bench_variant over, qe_bench_variant under) {
-    for (uint64_t i = 0; i < bench->rounds; i++) bench->scratch[i] = bench->round_s[over][i] / bench->round_s[under][i];
-    return qe_bench_median(bench->scratch, bench->rounds);
+qe_bench_spread qe_bench_steps_ratio(const qe_bench_steps *bench, qe_bench_variant over, qe_bench_variant under) {
+    size_t rounds = bench->rounds;
+    for (size_t i = 0; i < rounds; i++) bench->scratch[i] = bench->round_s[over][i] / bench->round_s[under][i];
+    double median = qe_bench_median(bench->scratch, rounds); /* sorts */
+    return (qe_bench_spread){
+        .low = bench->scratch[rounds / 4], .median = median, .high = bench->scratch[rounds - 1 - rounds / 4]};
 }
 
 static void settings_of(qe_bench_variant variant, const qe_settings *configured, qe_settings *settings_out) {

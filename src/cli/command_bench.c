@@ -35,7 +35,7 @@ static const ratio ratios[] = {
 };
 enum { RATIOS = sizeof ratios / sizeof *ratios };
 
-static double ratio_of(const bench *b, const ratio *r) {
+static qe_bench_spread ratio_of(const bench *b, const ratio *r) {
     qe_bench_variant over = r->over < 0 ? b->timed.configured : (qe_bench_variant)r->over;
     qe_bench_variant under = r->under < 0 ? b->timed.configured : (qe_bench_variant)r->under;
     return qe_bench_steps_ratio(&b->timed, over, under);
@@ -107,8 +107,11 @@ static void print_steps(const bench *b) {
         printf("  %-20s %10.2f %10.0f\n", variant_text(variant), 1e3 * qe_bench_steps_seconds(&b->timed, variant),
                tokens_per_s(b, variant));
     }
-    printf("\nstep time ratio\n");
-    for (int i = 0; i < RATIOS; i++) printf("  %-20s %10.3f\n", ratios[i].text, ratio_of(b, &ratios[i]));
+    printf("\n%-22s %10s %20s\n", "step time ratio", "median", "middle half of rounds");
+    for (int i = 0; i < RATIOS; i++) {
+        qe_bench_spread spread = ratio_of(b, &ratios[i]);
+        printf("  %-20s %10.3f %12.3f .. %.3f\n", ratios[i].text, spread.median, spread.low, spread.high);
+    }
 }
 
 static void print_contracts(const bench *b) {
@@ -171,7 +174,12 @@ static json_t *steps_json(const bench *b) {
 
 static json_t *ratios_json(const bench *b) {
     json_t *fields = json_object();
-    for (int i = 0; i < RATIOS; i++) json_object_set_new(fields, ratios[i].name, json_real(ratio_of(b, &ratios[i])));
+    for (int i = 0; i < RATIOS; i++) {
+        qe_bench_spread spread = ratio_of(b, &ratios[i]);
+        json_object_set_new(fields, ratios[i].name,
+                            json_pack("{s:f, s:f, s:f}", "median", spread.median, "quartile_low", spread.low,
+                                      "quartile_high", spread.high));
+    }
     return fields;
 }
 

@@ -22,7 +22,9 @@ class Bench(Case):
             "baseline_over_eager", "bf16_over_fp32", "block_over_bf16", "current_over_bf16", "delayed_over_bf16",
             "delayed_over_fp32", "trap_over_off"])
         for ratio in told["step_time_ratios"].values():
-            self.assertTrue(math.isfinite(ratio) and ratio > 0)
+            self.assertTrue(all(math.isfinite(figure) and figure > 0 for figure in ratio.values()))
+            self.assertLessEqual(ratio["quartile_low"], ratio["median"])
+            self.assertLessEqual(ratio["median"], ratio["quartile_high"])
         contracts = told["contracts"]
         self.assertGreater(contracts["items_per_step"], contracts["ops_per_step"])
         self.assertGreater(contracts["ops_per_step"], 100)
