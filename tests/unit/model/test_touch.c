@@ -124,6 +124,7 @@ static void touch(lab *l, const void *at, uint64_t bytes, int write) {
     if (!l->per_microbatch && (kind == REGION_TOKENS || kind == REGION_LOSS))
         fail_msg("%s names a microbatch and does not say so", l->name);
     region *r = &l->regions[found.region];
+    if (r->kind == REGION_SLOT || r->kind == REGION_WORK) assert_int_equal(found.begin % QE_ALIGN_BYTES, 0);
     if (r->kind == REGION_SLOT) note_slot_range(l, &found);
     if (r->written == NULL) return;
     if (write) memset(r->written + found.begin, 1, bytes);
