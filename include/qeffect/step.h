@@ -67,7 +67,9 @@ qe_status qe_team_parameter_read(qe_team *team, uint32_t parameter, float *value
 /* One training step on all ranks.
  * Ensures:    QE_OK: weights, moments and scales are those of the next step, or, when result_out->vetoed, unchanged.
  * On failure: QE_CONTRACT (records and rank in *result_out), QE_ERROR_DEVICE, ...: weights, moments and scales are
- *             those before the call, and the team can go on. */
+ *             those before the call, and the team can go on. Only a device that fails while commits run can tear a
+ *             step; the team then refuses to step, evaluate, read, write and hash (QE_ERROR_DEVICE): a checkpoint is
+ *             the way on. */
 qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optimizer *optimizer,
                        qe_step_result *result_out, qe_error *error_out);
 
@@ -84,7 +86,8 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
 
 /* Plans a fault that breaks exactly `rule` on some rank and arms it for the next qe_team_step. The fault is an edit of
  * the submitted order or of a handle; it is found by judging edited programs offline.
- * On failure: QE_ERROR_UNSUPPORTED when no single edit of this plan breaks this rule first. */
+ * On failure: QE_ERROR_UNSUPPORTED when no single edit of this plan breaks this rule first in the next step;
+ *             QE_ERROR_ARGUMENT with contracts off: nothing would stop the fault. */
 qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out);
 
 /* What the ledger of a rank saw in the last (refused) step, as a program for qe_trace_write. */

@@ -71,7 +71,8 @@ uint64_t qe_head_rstd(const qe_model *model, uint32_t stages);
 uint64_t qe_head_normed(const qe_model *model, uint32_t stages);
 uint64_t qe_head_logits(const qe_model *model, uint32_t stages);
 
-/* What a microbatch brings and leaves: tokens (slot I, first stage), targets (slot I, last stage), loss (slot X, last). */
+/* What a microbatch brings and leaves: tokens (slot I, first stage), targets (slot I, last stage), loss (slot X, last
+ * stage). */
 uint64_t qe_feed_tokens(const qe_model *model, uint32_t stages);
 uint64_t qe_feed_targets(const qe_model *model, uint32_t stages);
 uint64_t qe_head_loss(const qe_model *model, uint32_t stages);
