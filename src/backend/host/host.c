@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/host/graph.h"
+#include "backend/host/recording.h"
 #include "base/assert.h"
 #include "qeffect/limits.h"
 
@@ -36,6 +38,7 @@ static qe_status host_open(qe_device **device_out, qe_error *error_out) {
     device->kernels = qe_host_kernels_of(level);
     device->blas = blas;
     pthread_mutex_init(&device->lock, NULL);
+    atomic_init(&device->recordings_live, 0);
     snprintf(device->identity, sizeof device->identity, "host %s %s", device->kernels->name, blas->name);
     *device_out = device;
     return QE_OK;
@@ -62,7 +65,7 @@ void qe_host_set_comm(qe_device *device, const qe_comm_ops *comm) {
 }
 
 static qe_status host_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
-    (void)device;
+    QE_TRY(qe_host_recording_forbid(device, "an allocation of memory", NULL, error_out));
     if (bytes > SIZE_MAX - QE_ALIGN_BYTES)
         return qe_error_set(error_out, QE_ERROR_MEMORY, "use smaller sizes", "%zu bytes cannot be had", bytes);
     const size_t rounded = (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
@@ -75,21 +78,20 @@ static qe_status host_alloc(qe_device *device, size_t bytes, void **address_out,
     return QE_OK;
 }
 
+/* It cannot fail: the memory goes, and what is being recorded, which may name it, goes with it. */
 static void host_release(qe_device *device, void *address) {
-    (void)device;
+    (void)qe_host_recording_forbid(device, "a release of memory", NULL, NULL);
     free(address);
 }
 
 static qe_status host_write(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out) {
-    (void)device;
-    (void)error_out;
+    QE_TRY(qe_host_recording_forbid(device, "a write by the host", NULL, error_out));
     if (bytes > 0) memcpy(to, from_host, bytes);
     return QE_OK;
 }
 
 static qe_status host_read(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out) {
-    (void)device;
-    (void)error_out;
+    QE_TRY(qe_host_recording_forbid(device, "a read by the host", NULL, error_out));
     if (bytes > 0) memcpy(to_host, from, bytes);
     return QE_OK;
 }
@@ -115,6 +117,7 @@ const qe_backend *qe_host_backend(void) {
         .identity = host_identity,
         .memory = &memory,
         .stream = &qe_host_streams,
+        .graph = &qe_host_graphs,
         .run = host_run,
     };
     return &backend;

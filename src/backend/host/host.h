@@ -19,9 +19,11 @@ struct qe_device {
     const host_kernels *kernels; /* of the level chosen at open */
     const host_blas *blas;       /* of the process */
     const qe_comm_ops *comm;     /* NULL: no transport */
-    pthread_mutex_t lock;        /* the two fields below */
+    pthread_mutex_t lock;        /* the next three fields, and what recordings and their events know of each other */
     host_progress *progresses;   /* of every stream there ever was; freed at close */
     uint32_t streams;            /* alive now */
+    struct host_recording *recordings; /* of streams that record now */
+    _Atomic uint32_t recordings_live;  /* how many; so that calls which no recording allows need no lock */
     char identity[HOST_IDENTITY_BYTES];
 };
 
