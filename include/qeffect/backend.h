@@ -50,15 +50,17 @@ typedef struct qe_graph_info {
 } qe_graph_info;
 
 /* Recorded work. A graph freezes what it was given: pointers, shapes and host constants are copied; memory that ops
- * read through a pointer when they run (qe_args_adamw.step) is not. Recording follows CUDA's stream capture: docs/graphs.md.
+ * read through a pointer when they run (qe_args_adamw.step) is not. Recording follows CUDA's stream capture:
+ * docs/graphs.md.
  * Thread: all streams of a recording, or of a launch, are used by one thread at a time. */
 typedef struct qe_graph_ops {
     size_t size;
     /* From now on the stream's submissions are recorded instead of run. A stream that waits for an event recorded
      * inside joins the recording.
-     * On failure: QE_ERROR_ARGUMENT when the stream records already (that recording goes on); QE_ERROR_MEMORY. */
+     * On failure: QE_ERROR_ARGUMENT when the stream records already, and that goes on; QE_ERROR_MEMORY. */
     qe_status (*begin)(qe_stream *stream, qe_error *error_out);
-    /* Ends the recording that `stream` began. An event recorded inside is of no use outside until it is recorded again.
+    /* Ends the recording that `stream` began. An event recorded inside is of no use outside until it is recorded
+     * again.
      * Requires:   every joined stream was waited for behind its last op.
      * On failure: the first that made the recording invalid, in words. QE_ERROR_ARGUMENT: a stream that did not come
      *             back, a wait for an event recorded outside, a sync or an access to memory on a device that records.
@@ -71,9 +73,10 @@ typedef struct qe_graph_ops {
     /* Drops the recording that the stream takes part in. Does nothing where there is none. */
     void (*abandon)(qe_stream *stream);
     /* Runs the recorded work behind the stream's earlier work and behind the graph's launch before, wherever that
-     * was; the stream's later work runs behind all of it. Lanes of other streams run on those streams. Allocates nothing.
+     * was; the stream's later work runs behind all of it. Lanes of other streams run on those streams.
+     * Allocates nothing.
      * Requires:   the streams that took part still exist.
-     * On failure: QE_ERROR_ARGUMENT for a stream of another device, or when a stream that would run a lane records. */
+     * On failure: QE_ERROR_ARGUMENT for a stream of another device, or when a stream of a lane records. */
     qe_status (*launch)(qe_graph *graph, qe_stream *stream);
     /* Requires: the launching streams have been waited for, behind its launches. */
     void (*destroy)(qe_graph *graph);
