@@ -40,6 +40,7 @@ typedef struct world_options {
     qe_recipe_kind recipe; /* delayed */
     uint32_t history; /* 4 */
     qe_contracts contracts; /* trap */
+    qe_capture capture; /* eager */
     int baseline; /* sequential on one rank; no cache, no reuse, gradients copied */
     int no_cache, no_reuse, copy; /* one by one */
     int evaluates; /* with an evaluation plan */
@@ -174,6 +175,7 @@ static inline qe_status world_team(world *w, const world_options *options) {
                                     .comm = qe_local_comm(),
                                     .world = w->ranks,
                                     .contracts = options->contracts,
+                                    .capture = options->capture,
                                     .opened = world_opened};
     return qe_team_create(w->plan, w->evaluation, &team_options, &w->team, &w->error);
 }

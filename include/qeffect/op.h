@@ -270,6 +270,9 @@ typedef struct qe_op {
     qe_op_args args;
 } qe_op;
 
+/* Is the 8-byte word at `offset_bytes` of this kind's arguments an address (else it is a shape or a constant)? */
+int qe_op_is_address(qe_op_kind kind, uint32_t offset_bytes);
+
 /* "norm_quantize" ... */
 const char *qe_op_name(qe_op_kind kind);
 

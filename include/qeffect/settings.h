@@ -31,7 +31,8 @@ typedef enum qe_data_format {
     QE_DATA_TOKENS /* llm.c's layout: 256 int32 of header, then uint16 tokens */
 } qe_data_format;
 
-typedef enum qe_train_mode { QE_TRAIN_EAGER, QE_TRAIN_BASELINE } qe_train_mode;
+typedef enum qe_train_mode { QE_TRAIN_EAGER, QE_TRAIN_BASELINE, QE_TRAIN_CAPTURED } qe_train_mode;
+typedef enum qe_capture_unit { QE_CAPTURE_UNIT_LAYER, QE_CAPTURE_UNIT_ACTION, QE_CAPTURE_UNIT_STEP } qe_capture_unit;
 typedef enum qe_nonfinite { QE_NONFINITE_TRAP, QE_NONFINITE_SKIP } qe_nonfinite;
 typedef enum qe_placement_policy {
     QE_PLACEMENT_DIRECT, /* the weight gradient's product accumulates onto the main gradient */
@@ -58,6 +59,7 @@ typedef struct qe_settings_train {
     uint32_t steps;
     uint64_t seed;
     qe_train_mode mode;
+    qe_capture_unit capture; /* mode captured: what one graph covers */
     uint32_t sequences; /* windows per microbatch */
     double learning_rate, minimum_learning_rate; /* at the end of warmup, and of the cosine */
     uint32_t warmup;    /* steps */

@@ -22,11 +22,20 @@ extern "C" {
 
 typedef struct qe_team qe_team;
 
+/* What one graph covers. Same ops, same bits. */
+typedef enum qe_capture {
+    QE_CAPTURE_NONE,   /* eager */
+    QE_CAPTURE_LAYER,  /* one layer of one action */
+    QE_CAPTURE_ACTION, /* one action of a stage */
+    QE_CAPTURE_STEP    /* all actions of a rank with their transfers; and the commit */
+} qe_capture;
+
 typedef struct qe_team_options {
     const qe_backend *backend;
     const qe_comm_ops *comm;
     qe_world *world;          /* has as many ranks as the plans */
     qe_contracts contracts;
+    qe_capture capture;
     /* called for each rank's device before its streams; may be NULL */
     void (*opened)(qe_device *device, const void *context);
     const void *opened_context;
@@ -94,6 +103,19 @@ qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out);
 qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out, qe_error *error_out);
 /* The training program of a rank: names for the indices in a violation. */
 const qe_program *qe_team_program(const qe_team *team, uint32_t rank);
+/* Moves a weight's master to other memory, as frameworks do behind one's back; ops are bound again, graphs are not:
+ * the next captured step is refused (graph.address) until qe_team_recapture. Without contracts the graphs go on with
+ * the old memory. */
+qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error_out);
+/* Records all graphs again. On failure: the team runs eagerly. */
+qe_status qe_team_recapture(qe_team *team, qe_error *error_out);
+/* Graphs of a rank: how many there are, how many segments of a step they serve, ops and bytes. */
+typedef struct qe_capture_use {
+    uint32_t graphs, segments;
+    uint64_t ops, bytes;
+} qe_capture_use;
+qe_capture_use qe_team_captured(const qe_team *team, uint32_t rank);
+
 /* Bytes in use by rank: weights with moments and gradients, caches, slots, scratch. */
 typedef struct qe_memory_use { uint64_t state_bytes, cache_bytes, slot_bytes, scratch_bytes; } qe_memory_use;
 qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank);

@@ -202,6 +202,13 @@ static void device_opened(qe_device *device, const void *context) {
     snprintf(session->backend, sizeof session->backend, "%s", qe_host_backend()->identity(device));
 }
 
+static qe_capture capture_of(const qe_settings_train *train) {
+    if (train->mode != QE_TRAIN_CAPTURED) return QE_CAPTURE_NONE;
+    return train->capture == QE_CAPTURE_UNIT_LAYER    ? QE_CAPTURE_LAYER
+           : train->capture == QE_CAPTURE_UNIT_ACTION ? QE_CAPTURE_ACTION
+                                                      : QE_CAPTURE_STEP;
+}
+
 static qe_status make_team(qe_session *session, qe_error *error_out) {
     QE_TRY(qe_local_world_create(session->schedule.ranks, &session->world, error_out));
     qe_team_options options = {
@@ -209,6 +216,7 @@ static qe_status make_team(qe_session *session, qe_error *error_out) {
         .comm = qe_local_comm(),
         .world = session->world,
         .contracts = (qe_contracts)session->settings.contracts.mode,
+        .capture = capture_of(&session->settings.train),
         .opened = device_opened,
         .opened_context = session,
     };

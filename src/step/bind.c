@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
-#include "step/team.h"
+#include "step/capture.h"
 
 typedef struct bind_sink {
     qe_binding *binding;
@@ -234,6 +234,20 @@ static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *er
     return QE_OK;
 }
 
+static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
+        QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
+    return QE_OK;
+}
+
+/* Gradients under placement copy stay in the scratch of this binding. */
+qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    if (binding->plan == NULL) return QE_OK;
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
+        binding->places[weight].master = rank->places[weight].master;
+    return bind_units(rank, binding, error_out);
+}
+
 qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *plan, qe_error *error_out) {
     memset(binding, 0, sizeof *binding);
     if (plan == NULL) return QE_OK;
@@ -242,8 +256,8 @@ qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *p
     QE_TRY(bind_places(rank, binding, error_out));
     QE_TRY(allocate_buffers(rank, binding, error_out));
     QE_TRY(create_streams(rank, binding, error_out));
-    for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
-        QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
+    QE_TRY(bind_units(rank, binding, error_out));
+    QE_TRY(qe_binding_capture(rank, binding, error_out));
     QE_TRY(qe_ledger_create(&binding->rank_plan->program, &binding->ledger, error_out));
     qe_violations violations; /* the plan was certified before; this arms the certified way */
     return qe_ledger_certify(binding->ledger, &violations, error_out);
@@ -255,6 +269,7 @@ static void release(qe_rank *rank, void *address) {
 
 void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
     if (binding->plan == NULL) return;
+    qe_binding_uncapture(rank, binding);
     const qe_stream_ops *ops = rank->team->options.backend->stream;
     const qe_program *program = &binding->rank_plan->program;
     for (uint32_t i = 0; binding->streams != NULL && i < program->stream_count; i++)

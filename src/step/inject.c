@@ -189,8 +189,7 @@ static qe_status trial_run(fault_trial *trial, const qe_edit *edit, qe_rule *rul
     team->edit_rank = rank->index;
     memset(&rank->violations, 0, sizeof rank->violations);
     qe_ledger_step_begin(trial->binding.ledger);
-    qe_status status =
-        qe_binding_issue(rank, &trial->binding, 0, trial->binding.rank_plan->program.item_count, 1, 0);
+    qe_status status = qe_binding_issue(rank, &trial->binding, 0, trial->binding.rank_plan->program.item_count, 1, 0);
     if (status == QE_OK && rank->violations.count == 0)
         status = qe_ledger_step_check(trial->binding.ledger, &rank->violations);
     *rule_out = rank->violations.count > 0 ? rank->violations.record[0].rule : QE_RULE_NONE;

@@ -2,9 +2,10 @@
  * changes what is submitted here and nowhere else. */
 #include <string.h>
 #include "base/assert.h"
+#include "step/capture.h"
 #include "step/team.h"
 
-static qe_status run_item(qe_rank *rank, qe_binding *binding, uint32_t index) {
+qe_status qe_binding_run_item(qe_rank *rank, qe_binding *binding, uint32_t index) {
     const qe_stream_ops *ops = rank->team->options.backend->stream;
     const qe_item *item = &binding->rank_plan->program.items[index];
     qe_stream *stream = binding->streams[item->stream];
@@ -36,14 +37,14 @@ static qe_status judge_edited(qe_rank *rank, qe_binding *binding, const qe_item 
 
 static qe_status submit_planned(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
     if (judge) QE_TRY(judge_planned(rank, binding, index));
-    return run ? run_item(rank, binding, index) : QE_OK;
+    return run ? qe_binding_run_item(rank, binding, index) : QE_OK;
 }
 
 static qe_status submit_again(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
     const qe_program *program = &binding->rank_plan->program;
     const qe_item *item = &program->items[index];
     if (judge) QE_TRY(judge_edited(rank, binding, item, &program->effects[item->first_effect], index));
-    return run ? run_item(rank, binding, index) : QE_OK;
+    return run ? qe_binding_run_item(rank, binding, index) : QE_OK;
 }
 
 static int is_forgotten(const qe_edit *edit, uint32_t index, uint32_t effect_index, const qe_effect *effect) {
@@ -76,7 +77,7 @@ static qe_status submit_declared(qe_rank *rank, qe_binding *binding, uint32_t in
         return submit_planned(rank, binding, index, judge, run);
     item.effect_count = (uint8_t)count;
     if (judge) QE_TRY(judge_edited(rank, binding, &item, effects, index));
-    return run ? run_item(rank, binding, index) : QE_OK;
+    return run ? qe_binding_run_item(rank, binding, index) : QE_OK;
 }
 
 /* Nothing runs: what matters of a planted access is that it was declared and is refused. */
@@ -104,12 +105,37 @@ static qe_status submit_edited(qe_rank *rank, qe_binding *binding, uint32_t inde
     return QE_OK;
 }
 
+/* A graph is judged whole before it is launched: its ops, then its seal. */
+static qe_status submit_segment(qe_rank *rank, qe_binding *binding, const qe_segment *segment, int judge) {
+    qe_violations found;
+    for (uint32_t index = segment->first; judge && index < segment->end; index++)
+        QE_TRY(judge_planned(rank, binding, index));
+    int sealed = rank->team->options.contracts != QE_CONTRACTS_OFF;
+    if (sealed) QE_TRY(judged(rank, qe_segment_check(binding, segment, &found), &found));
+    return qe_segment_launch(rank, binding, segment);
+}
+
+/* Work that departs from the plan cannot be replayed: the segment that an edit touches runs op by op. */
+static int is_touched(const qe_edit *edit, const qe_segment *segment) {
+    int item = edit->item >= segment->first && edit->item < segment->end;
+    int at = edit->at >= segment->first && edit->at < segment->end;
+    return item || at || edit->kind == QE_EDIT_FORGET;
+}
+
 qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, uint32_t end, int judge, int run) {
     judge = judge && rank->team->options.contracts != QE_CONTRACTS_OFF;
+    const qe_edit *edit = &rank->team->edit;
     int armed = rank->team->edit_rank == rank->index && binding->plan == rank->train.plan;
-    for (uint32_t index = begin; index < end; index++)
+    for (uint32_t index = begin; index < end; index++) {
+        const qe_segment *segment = run ? qe_binding_segment(binding, index) : NULL;
+        if (segment != NULL && !(armed && is_touched(edit, segment))) {
+            QE_TRY(submit_segment(rank, binding, segment, judge));
+            index = segment->end - 1;
+            continue;
+        }
         QE_TRY(armed ? submit_edited(rank, binding, index, judge, run)
                      : submit_planned(rank, binding, index, judge, run));
+    }
     return QE_OK;
 }
 

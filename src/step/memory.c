@@ -125,6 +125,8 @@ void qe_rank_release(qe_rank *rank) {
     for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++)
         release_weight(rank, weight);
     release(rank, rank->constants);
+    for (uint32_t i = 0; i < rank->retired_count; i++) release(rank, rank->retired[i]);
+    free(rank->retired);
     free(rank->places);
     free(rank->moment1);
     free(rank->moment2);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/hash.h"
-#include "step/team.h"
+#include "step/capture.h"
 
 static void *rank_main(void *opaque) {
     qe_rank *rank = opaque;
@@ -309,6 +309,58 @@ qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out,
 const qe_program *qe_team_program(const qe_team *team, uint32_t rank) {
     const qe_rank *r = &team->ranks[rank];
     return r->train.plan != NULL ? &r->train.rank_plan->program : &r->evaluate.rank_plan->program;
+}
+
+/* The old memory stays until the rank goes: graphs that were recorded with it may still be launched. */
+static qe_status retire(qe_rank *rank, void *memory, qe_error *error_out) {
+    void **grown = realloc(rank->retired, (rank->retired_count + 1u) * sizeof *grown);
+    if (grown == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to move a weight");
+    rank->retired = grown;
+    rank->retired[rank->retired_count++] = memory;
+    return QE_OK;
+}
+
+qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error_out) {
+    const qe_plan *plan = team->plan;
+    uint32_t weight = plan->model_ops->parameter(plan->model, parameter)->weight;
+    const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
+    qe_rank *rank = owner_of(team, weight);
+    size_t bytes = (size_t)info->rows * info->columns * sizeof(float);
+    float *moved = qe_rank_alloc(rank, bytes, error_out);
+    if (moved == NULL) return QE_ERROR_MEMORY;
+    qe_status status =
+        team->options.backend->memory->write(rank->device, moved, rank->places[weight].master, bytes, error_out);
+    if (status == QE_OK) status = retire(rank, rank->places[weight].master, error_out);
+    if (status != QE_OK) {
+        team->options.backend->memory->release(rank->device, moved);
+        return status;
+    }
+    rank->places[weight].master = moved;
+    status = qe_binding_rebind(rank, &rank->train, error_out);
+    return status == QE_OK ? qe_binding_rebind(rank, &rank->evaluate, error_out) : status;
+}
+
+qe_status qe_team_recapture(qe_team *team, qe_error *error_out) {
+    for (uint32_t i = 0; i < team->rank_count; i++) {
+        qe_binding *bindings[] = {&team->ranks[i].train, &team->ranks[i].evaluate};
+        for (int b = 0; b < 2; b++) {
+            if (bindings[b]->plan == NULL) continue;
+            qe_binding_uncapture(&team->ranks[i], bindings[b]);
+            QE_TRY(qe_binding_capture(&team->ranks[i], bindings[b], error_out));
+        }
+    }
+    return QE_OK;
+}
+
+qe_capture_use qe_team_captured(const qe_team *team, uint32_t rank) {
+    const qe_binding *binding = team->ranks[rank].train.plan ? &team->ranks[rank].train : &team->ranks[rank].evaluate;
+    qe_capture_use use = {.graphs = binding->graph_count, .segments = binding->segment_count};
+    for (uint32_t g = 0; g < binding->graph_count; g++) {
+        qe_graph_info info = team->options.backend->graph->info(binding->graphs[g].graph);
+        use.ops += info.ops;
+        use.bytes += info.bytes + binding->graphs[g].op_count * sizeof(qe_op);
+    }
+    return use;
 }
 
 qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank) {

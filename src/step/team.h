@@ -25,6 +25,9 @@ typedef struct qe_edit {
     qe_effect effect; /* drop, forget: the one that is left out */
 } qe_edit;
 
+typedef struct qe_segment qe_segment;
+typedef struct qe_sealed_graph qe_sealed_graph;
+
 /* A plan bound to memory on one rank. */
 typedef struct qe_binding {
     const qe_plan *plan; /* NULL: this team has no such plan */
@@ -39,6 +42,13 @@ typedef struct qe_binding {
     qe_event **events; /* [event_count] */
     qe_ledger *ledger;
     uint64_t slot_bytes, scratch_bytes;
+    /* Captured execution; all empty when eager. */
+    qe_segment *segments;
+    uint32_t segment_count;
+    uint32_t *item_segment; /* [item_count] segment that begins there, or QE_NONE */
+    qe_sealed_graph *graphs;
+    uint32_t graph_count;
+    qe_event **edge_events; /* [stream_count + 1] fork and joins of a whole-step graph */
 } qe_binding;
 
 typedef struct qe_rank {
@@ -54,6 +64,8 @@ typedef struct qe_rank {
     qe_adamw adamw; /* of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
+    void **retired; /* memory that graphs may still point to; freed with the rank */
+    uint32_t retired_count;
     uint8_t has_stepped; /* a training step was begun: buffers were written */
     uint8_t has_caches; /* the last training step left every cache filled, and no weight was written since */
     double *values, *gathered; /* for the meeting: norms by weight, then the loss */
@@ -98,6 +110,12 @@ void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
 /* bind.c */
 qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *plan, qe_error *error_out);
 void qe_binding_destroy(qe_rank *rank, qe_binding *binding);
+
+/* bind.c: gives all ops their addresses again, after memory has moved. */
+qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out);
+
+/* issue.c: gives one item to its stream. */
+qe_status qe_binding_run_item(qe_rank *rank, qe_binding *binding, uint32_t index);
 
 /* issue.c: submits items [begin, end); judge asks the ledger, run gives the work to the streams. */
 qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, uint32_t end, int judge, int run);

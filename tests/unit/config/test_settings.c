@@ -82,7 +82,7 @@ static void the_defaults_are_the_quickstart(void **state) {
     assert_int_equal(settings.pipeline.ranks, 2);
     assert_int_equal(settings.pipeline.microbatches, 8);
     assert_int_equal(settings.recipe.kind, QE_RECIPE_DELAYED);
-    assert_int_equal(settings.recipe.history_length, 16);
+    assert_int_equal(settings.recipe.history_length, 4);
     assert_true(settings.pipeline.cache_weights);
     assert_true(settings.train.learning_rate == 3e-3);
     assert_string_equal(settings.data.path, "");

@@ -1,0 +1,63 @@
+/* op_layout.c - where the addresses lie in the arguments of each op: a graph's seal tells moved memory from a changed
+ * constant with it. */
+#include <stddef.h>
+
+#include "base/assert.h"
+#include "qeffect/op.h"
+
+enum { ADDRESSES_MAX = 10 };
+
+#define AT(args, field) (uint16_t)(offsetof(args, field) + 1) /* + 1: 0 ends a list */
+#define TARGET(args)                                                                                  \
+    AT(args, target.scale), AT(args, target.amax), AT(args, target.decoded), AT(args, target.retained.codes), \
+        AT(args, target.retained.scale_inv)
+
+static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
+    [QE_OP_EMBED] = {AT(qe_args_embed, tokens), AT(qe_args_embed, table), AT(qe_args_embed, y)},
+    [QE_OP_EMBED_BACKWARD] = {AT(qe_args_embed_backward, tokens), AT(qe_args_embed_backward, dy),
+                              AT(qe_args_embed_backward, grad)},
+    [QE_OP_NORM] = {AT(qe_args_norm, x), AT(qe_args_norm, gain), AT(qe_args_norm, rstd), AT(qe_args_norm, y),
+                    TARGET(qe_args_norm)},
+    [QE_OP_NORM_QUANTIZE] = {AT(qe_args_norm, x), AT(qe_args_norm, gain), AT(qe_args_norm, rstd), AT(qe_args_norm, y),
+                             TARGET(qe_args_norm)},
+    [QE_OP_NORM_BACKWARD] = {AT(qe_args_norm_backward, dy), AT(qe_args_norm_backward, x),
+                             AT(qe_args_norm_backward, rstd), AT(qe_args_norm_backward, gain),
+                             AT(qe_args_norm_backward, residual), AT(qe_args_norm_backward, dx),
+                             AT(qe_args_norm_backward, gain_grad)},
+    [QE_OP_QUANTIZE] = {AT(qe_args_quantize, x), TARGET(qe_args_quantize)},
+    [QE_OP_QUANTIZE_WEIGHT] = {AT(qe_args_quantize_weight, w), TARGET(qe_args_quantize_weight)},
+    [QE_OP_LINEAR] = {AT(qe_args_linear, x), AT(qe_args_linear, w), AT(qe_args_linear, residual), AT(qe_args_linear, y)},
+    [QE_OP_LINEAR_INPUT_GRAD] = {AT(qe_args_linear_input_grad, dy), AT(qe_args_linear_input_grad, w),
+                                 AT(qe_args_linear_input_grad, dx)},
+    [QE_OP_LINEAR_WEIGHT_GRAD] = {AT(qe_args_linear_weight_grad, x.codes), AT(qe_args_linear_weight_grad, x.scale_inv),
+                                  AT(qe_args_linear_weight_grad, dy.codes), AT(qe_args_linear_weight_grad, dy.scale_inv),
+                                  AT(qe_args_linear_weight_grad, scratch_x), AT(qe_args_linear_weight_grad, scratch_dy),
+                                  AT(qe_args_linear_weight_grad, grad)},
+    [QE_OP_ROPE] = {AT(qe_args_rope, qkv), AT(qe_args_rope, cosine), AT(qe_args_rope, sine), TARGET(qe_args_rope)},
+    [QE_OP_ROPE_BACKWARD_QUANTIZE] = {AT(qe_args_rope, qkv), AT(qe_args_rope, cosine), AT(qe_args_rope, sine),
+                                      TARGET(qe_args_rope)},
+    [QE_OP_ATTENTION] = {AT(qe_args_attention, qkv), AT(qe_args_attention, out), AT(qe_args_attention, lse),
+                         AT(qe_args_attention, scratch)},
+    [QE_OP_ATTENTION_BACKWARD] = {AT(qe_args_attention_backward, qkv), AT(qe_args_attention_backward, lse),
+                                  AT(qe_args_attention_backward, dout), AT(qe_args_attention_backward, dqkv),
+                                  AT(qe_args_attention_backward, scratch)},
+    [QE_OP_SWIGLU_QUANTIZE] = {AT(qe_args_swiglu, gate_up), AT(qe_args_swiglu, decoded_scratch), TARGET(qe_args_swiglu)},
+    [QE_OP_SWIGLU_BACKWARD_QUANTIZE] = {AT(qe_args_swiglu_backward, gate_up), AT(qe_args_swiglu_backward, dy),
+                                        AT(qe_args_swiglu_backward, dgate_up), TARGET(qe_args_swiglu_backward)},
+    [QE_OP_CROSS_ENTROPY] = {AT(qe_args_cross_entropy, logits), AT(qe_args_cross_entropy, targets),
+                             AT(qe_args_cross_entropy, loss)},
+    [QE_OP_COPY] = {AT(qe_args_copy, from), AT(qe_args_copy, to)},
+    [QE_OP_GRAD_NORM] = {AT(qe_args_grad_norm, grad), AT(qe_args_grad_norm, sum)},
+    [QE_OP_ADAMW] = {AT(qe_args_adamw, weight), AT(qe_args_adamw, grad), AT(qe_args_adamw, moment1),
+                     AT(qe_args_adamw, moment2), AT(qe_args_adamw, step)},
+    [QE_OP_FOLD] = {AT(qe_args_fold, states), AT(qe_args_fold, recipe)},
+    [QE_OP_SEND] = {AT(qe_args_transfer, channel), AT(qe_args_transfer, bytes_at)},
+    [QE_OP_RECV] = {AT(qe_args_transfer, channel), AT(qe_args_transfer, bytes_at)},
+};
+
+int qe_op_is_address(qe_op_kind kind, uint32_t offset_bytes) {
+    QE_ASSERT(kind < QE_OP_KINDS);
+    for (int i = 0; i <= ADDRESSES_MAX && addresses[kind][i] != 0; i++)
+        if (addresses[kind][i] - 1u == offset_bytes) return 1;
+    return 0;
+}

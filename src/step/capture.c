@@ -1,0 +1,292 @@
+/* capture.c - turns a bound plan into graphs, and keeps their seals.
+ *
+ * A segment is a run of ops that one launch replaces. For the units layer and action it lies on the compute stream and
+ * leaves out ops that name their microbatch (copies of tokens and of the loss), so that segments in the same slots have
+ * the same ops and share a graph. For the whole step it covers all streams; edges with the caller stay outside. */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "step/capture.h"
+
+static const qe_op *op_of(const qe_binding *binding, uint32_t item) {
+    return &binding->ops[binding->rank_plan->item_op[item]];
+}
+
+static const qe_unit *unit_of(const qe_binding *binding, uint32_t item) {
+    return &binding->rank_plan->units[binding->rank_plan->item_unit[item]];
+}
+
+/* Items with the same key may share a segment; 0: the item stays eager. */
+static uint64_t segment_key(const qe_rank *rank, const qe_binding *binding, uint32_t item) {
+    const qe_item *at = &binding->rank_plan->program.items[item];
+    if (at->kind != QE_ITEM_OP || at->stream != binding->rank_plan->stream_compute) return 0;
+    const qe_op *op = op_of(binding, item);
+    if (op->per_microbatch) return 0;
+    uint64_t layer = rank->team->options.capture == QE_CAPTURE_LAYER ? op->layer : 0;
+    switch ((qe_unit_kind)unit_of(binding, item)->kind) {
+        case QE_UNIT_FILL:
+        case QE_UNIT_F:
+        case QE_UNIT_I:
+        case QE_UNIT_W: return (binding->rank_plan->item_unit[item] + UINT64_C(16)) << 16 | layer;
+        case QE_UNIT_TAKE: return 1;
+        case QE_UNIT_COMMIT:
+        case QE_UNIT_FOLD: return 2;
+        default: return 0;
+    }
+}
+
+static qe_segment *add_segment(qe_binding *binding, uint32_t first, uint32_t end) {
+    qe_segment *segment = &binding->segments[binding->segment_count];
+    *segment = (qe_segment){.first = first, .end = end};
+    binding->item_segment[first] = binding->segment_count++;
+    return segment;
+}
+
+static void cut_runs(const qe_rank *rank, qe_binding *binding) {
+    uint32_t count = binding->rank_plan->program.item_count;
+    for (uint32_t first = 0; first < count;) {
+        uint64_t key = segment_key(rank, binding, first);
+        uint32_t end = first + 1;
+        while (key != 0 && end < count && segment_key(rank, binding, end) == key) end++;
+        if (key != 0) add_segment(binding, first, end);
+        first = end;
+    }
+}
+
+static int on_caller(const qe_binding *binding, uint32_t item) {
+    return binding->rank_plan->program.items[item].stream == binding->rank_plan->stream_caller;
+}
+
+/* Between the caller's load and the commit lies one graph, from the commit to the caller's read another. */
+static void cut_step(qe_binding *binding) {
+    const qe_rank_plan *plan = binding->rank_plan;
+    uint32_t first = 0, commit = plan->commit_begin, exit = plan->exit_begin;
+    while (first < commit && on_caller(binding, first)) first++;
+    if (first < commit) add_segment(binding, first, commit)->whole_step = 1;
+    if (commit < exit) add_segment(binding, commit, exit)->whole_step = 1;
+}
+
+/* An edge with the caller's stream: it waits for the caller's event, or its event is what the caller waits for. */
+static int is_caller_edge(const qe_binding *binding, uint32_t item) {
+    const qe_program *program = &binding->rank_plan->program;
+    const qe_item *at = &program->items[item];
+    if (at->kind != QE_ITEM_WAIT && at->kind != QE_ITEM_RECORD) return 0;
+    for (uint32_t i = 0; i < program->item_count; i++)
+        if (program->items[i].event == at->event && on_caller(binding, i) && program->items[i].kind != QE_ITEM_OP)
+            return 1;
+    return 0;
+}
+
+static int in_segment(const qe_binding *binding, const qe_segment *segment, uint32_t item) {
+    return item >= segment->first && item < segment->end && !(segment->whole_step && is_caller_edge(binding, item));
+}
+
+/* The comm streams join the recording at its beginning and come back at its end. */
+static qe_status fork_lanes(qe_rank *rank, qe_binding *binding) {
+    const qe_stream_ops *ops = rank->team->options.backend->stream;
+    const qe_program *program = &binding->rank_plan->program;
+    QE_TRY(
+        ops->record(binding->streams[binding->rank_plan->stream_compute], binding->edge_events[program->stream_count]));
+    for (uint32_t s = 0; s < program->stream_count; s++)
+        if (program->streams[s].role == QE_STREAM_COMM)
+            QE_TRY(ops->wait(binding->streams[s], binding->edge_events[program->stream_count]));
+    return QE_OK;
+}
+
+static qe_status join_lanes(qe_rank *rank, qe_binding *binding) {
+    const qe_stream_ops *ops = rank->team->options.backend->stream;
+    const qe_program *program = &binding->rank_plan->program;
+    for (uint32_t s = 0; s < program->stream_count; s++) {
+        if (program->streams[s].role != QE_STREAM_COMM) continue;
+        QE_TRY(ops->record(binding->streams[s], binding->edge_events[s]));
+        QE_TRY(ops->wait(binding->streams[binding->rank_plan->stream_compute], binding->edge_events[s]));
+    }
+    return QE_OK;
+}
+
+static qe_status give_items(qe_rank *rank, qe_binding *binding, const qe_segment *segment) {
+    if (segment->whole_step) QE_TRY(fork_lanes(rank, binding));
+    for (uint32_t item = segment->first; item < segment->end; item++)
+        if (in_segment(binding, segment, item)) QE_TRY(qe_binding_run_item(rank, binding, item));
+    return segment->whole_step ? join_lanes(rank, binding) : QE_OK;
+}
+
+static qe_status record_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_graph **graph_out,
+                              qe_error *error_out) {
+    const qe_graph_ops *ops = rank->team->options.backend->graph;
+    qe_stream *compute = binding->streams[binding->rank_plan->stream_compute];
+    QE_TRY(ops->begin(compute, error_out));
+    qe_status status = give_items(rank, binding, segment);
+    if (status == QE_OK) return ops->end(compute, graph_out, error_out);
+    ops->abandon(compute);
+    return qe_error_set(error_out, status, NULL, "recording items %u to %u of rank %u failed", segment->first,
+                        segment->end, rank->index);
+}
+
+/* Copies what the segment's ops are now; their order is that of the items. */
+static uint32_t copy_ops(const qe_binding *binding, const qe_segment *segment, qe_op *ops_out) {
+    uint32_t count = 0;
+    for (uint32_t item = segment->first; item < segment->end; item++) {
+        if (binding->rank_plan->program.items[item].kind != QE_ITEM_OP) continue;
+        if (ops_out != NULL) ops_out[count] = *op_of(binding, item);
+        count++;
+    }
+    return count;
+}
+
+static qe_status seal_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_error *error_out) {
+    qe_sealed_graph *graph = &binding->graphs[binding->graph_count];
+    graph->op_count = copy_ops(binding, segment, NULL);
+    graph->sealed = calloc(graph->op_count + 1u, sizeof *graph->sealed);
+    if (graph->sealed == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a graph's seal");
+    copy_ops(binding, segment, graph->sealed);
+    qe_status status = record_graph(rank, binding, segment, &graph->graph, error_out);
+    if (status == QE_OK) {
+        binding->graph_count++;
+        return QE_OK;
+    }
+    free(graph->sealed);
+    graph->sealed = NULL;
+    return status;
+}
+
+/* First word in which two ops differ, as an offset into the op; sizeof the op where they are the same. */
+static size_t first_difference(const qe_op *a, const qe_op *b) {
+    for (size_t at = 0; at < sizeof *a; at += sizeof(uint64_t))
+        if (memcmp((const char *)a + at, (const char *)b + at, sizeof(uint64_t)) != 0) return at;
+    return sizeof *a;
+}
+
+/* The first op of the segment that is not what the graph holds; its item, or QE_NONE. */
+static uint32_t broken_seal(const qe_binding *binding, const qe_segment *segment, const qe_sealed_graph *graph,
+                            size_t *word_out) {
+    uint32_t next = 0;
+    for (uint32_t item = segment->first; item < segment->end; item++) {
+        if (binding->rank_plan->program.items[item].kind != QE_ITEM_OP) continue;
+        const qe_op *sealed = &graph->sealed[next++], *bound = op_of(binding, item);
+        if (memcmp(sealed, bound, sizeof *sealed) == 0) continue;
+        *word_out = first_difference(sealed, bound);
+        return item;
+    }
+    return QE_NONE;
+}
+
+/* A graph that already holds exactly these ops. */
+static uint32_t find_graph(const qe_binding *binding, const qe_segment *segment) {
+    uint32_t count = copy_ops(binding, segment, NULL);
+    size_t word;
+    for (uint32_t g = 0; !segment->whole_step && g < binding->graph_count; g++)
+        if (binding->graphs[g].op_count == count &&
+            broken_seal(binding, segment, &binding->graphs[g], &word) == QE_NONE)
+            return g;
+    return QE_NONE;
+}
+
+static qe_status capture_segment(qe_rank *rank, qe_binding *binding, qe_segment *segment, qe_error *error_out) {
+    segment->graph = find_graph(binding, segment);
+    if (segment->graph != QE_NONE) return QE_OK;
+    segment->graph = binding->graph_count;
+    return seal_graph(rank, binding, segment, error_out);
+}
+
+static qe_status allocate(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_program *program = &binding->rank_plan->program;
+    binding->segments = calloc(program->item_count + 1u, sizeof *binding->segments);
+    binding->graphs = calloc(program->item_count + 1u, sizeof *binding->graphs);
+    binding->item_segment = malloc((program->item_count + 1u) * sizeof *binding->item_segment);
+    binding->edge_events = calloc(program->stream_count + 1u, sizeof *binding->edge_events);
+    if (!binding->segments || !binding->graphs || !binding->item_segment || !binding->edge_events)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the graphs of rank %u", rank->index);
+    memset(binding->item_segment, 0xff, (program->item_count + 1u) * sizeof *binding->item_segment);
+    for (uint32_t s = 0; s <= program->stream_count; s++)
+        QE_TRY(rank->team->options.backend->stream->event_create(rank->device, &binding->edge_events[s], error_out));
+    return QE_OK;
+}
+
+qe_status qe_binding_capture(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    if (binding->plan == NULL || rank->team->options.capture == QE_CAPTURE_NONE) return QE_OK;
+    qe_status status = allocate(rank, binding, error_out);
+    if (status == QE_OK && rank->team->options.capture == QE_CAPTURE_STEP)
+        cut_step(binding);
+    else if (status == QE_OK)
+        cut_runs(rank, binding);
+    for (uint32_t i = 0; status == QE_OK && i < binding->segment_count; i++)
+        status = capture_segment(rank, binding, &binding->segments[i], error_out);
+    if (status != QE_OK) qe_binding_uncapture(rank, binding);
+    return status;
+}
+
+void qe_binding_uncapture(qe_rank *rank, qe_binding *binding) {
+    const qe_backend *backend = rank->team->options.backend;
+    for (uint32_t g = 0; g < binding->graph_count; g++) {
+        backend->graph->destroy(binding->graphs[g].graph);
+        free(binding->graphs[g].sealed);
+    }
+    for (uint32_t s = 0; binding->edge_events != NULL && s <= binding->rank_plan->program.stream_count; s++)
+        if (binding->edge_events[s] != NULL) backend->stream->event_destroy(binding->edge_events[s]);
+    free(binding->segments);
+    free(binding->graphs);
+    free(binding->item_segment);
+    free(binding->edge_events);
+    binding->segments = NULL;
+    binding->graphs = NULL;
+    binding->item_segment = NULL;
+    binding->edge_events = NULL;
+    binding->segment_count = binding->graph_count = 0;
+}
+
+const qe_segment *qe_binding_segment(const qe_binding *binding, uint32_t index) {
+    if (binding->item_segment == NULL || binding->item_segment[index] == QE_NONE) return NULL;
+    return &binding->segments[binding->item_segment[index]];
+}
+
+static uint64_t word_at(const qe_op *op, size_t offset_bytes) {
+    uint64_t word;
+    memcpy(&word, (const char *)op + offset_bytes, sizeof word);
+    return word;
+}
+
+qe_status qe_segment_check(const qe_binding *binding, const qe_segment *segment, qe_violations *violations_out) {
+    const qe_sealed_graph *graph = &binding->graphs[segment->graph];
+    size_t word = 0;
+    uint32_t item = broken_seal(binding, segment, graph, &word);
+    if (item == QE_NONE) return QE_OK;
+    uint32_t op = 0;
+    for (uint32_t i = segment->first; i < item; i++) op += binding->rank_plan->program.items[i].kind == QE_ITEM_OP;
+    int address = word >= offsetof(qe_op, args) &&
+                  qe_op_is_address(op_of(binding, item)->kind, (uint32_t)(word - offsetof(qe_op, args)));
+    const qe_item *at = &binding->rank_plan->program.items[item];
+    memset(violations_out, 0, sizeof *violations_out);
+    violations_out->count = violations_out->total = 1;
+    violations_out->record[0] = (qe_violation){
+        .rule = address ? QE_RULE_GRAPH_ADDRESS : QE_RULE_GRAPH_CONSTANT,
+        .item = item,
+        .other_item = QE_NONE,
+        .object = QE_NONE,
+        .stream = at->stream,
+        .stage = at->stage,
+        .microbatch = at->microbatch,
+        .expected = word_at(&graph->sealed[op], word),
+        .found = word_at(op_of(binding, item), word),
+        .count = 1,
+    };
+    return QE_CONTRACT;
+}
+
+/* The caller's edges of a whole-step graph: waits go before the launch, records behind it. */
+static qe_status caller_edges(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_item_kind kind) {
+    for (uint32_t item = segment->first; item < segment->end; item++)
+        if (binding->rank_plan->program.items[item].kind == kind && is_caller_edge(binding, item))
+            QE_TRY(qe_binding_run_item(rank, binding, item));
+    return QE_OK;
+}
+
+qe_status qe_segment_launch(qe_rank *rank, qe_binding *binding, const qe_segment *segment) {
+    const qe_graph_ops *ops = rank->team->options.backend->graph;
+    qe_stream *compute = binding->streams[binding->rank_plan->stream_compute];
+    if (!segment->whole_step) return ops->launch(binding->graphs[segment->graph].graph, compute);
+    QE_TRY(caller_edges(rank, binding, segment, QE_ITEM_WAIT));
+    QE_TRY(ops->launch(binding->graphs[segment->graph].graph, compute));
+    return caller_edges(rank, binding, segment, QE_ITEM_RECORD);
+}

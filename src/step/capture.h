@@ -1,0 +1,33 @@
+/* capture.h - recorded graphs of a bound plan: which items a graph covers, its seal, and how it is run. */
+#ifndef QE_STEP_CAPTURE_H
+#define QE_STEP_CAPTURE_H
+
+#include "step/team.h"
+
+/* A recording and what it froze. One graph serves every segment whose ops are the same, so every microbatch that lands
+ * in the same slots. */
+struct qe_sealed_graph {
+    qe_graph *graph;
+    qe_op *sealed; /* [op_count] as they were when recorded; `first_op` names the ones that are bound now */
+    uint32_t op_count;
+};
+
+/* Items [first, end) of the program that one launch runs. Edges with streams outside the graph are kept outside. */
+struct qe_segment {
+    uint32_t first, end;
+    uint32_t graph; /* index into graphs */
+    uint8_t whole_step; /* lanes of several streams */
+};
+
+/* Records every segment of the binding. On failure nothing is left behind. Requires: ops are bound, nothing runs. */
+qe_status qe_binding_capture(qe_rank *rank, qe_binding *binding, qe_error *error_out);
+void qe_binding_uncapture(qe_rank *rank, qe_binding *binding);
+
+/* The segment that begins at item `index`, or NULL. */
+const qe_segment *qe_binding_segment(const qe_binding *binding, uint32_t index);
+/* Does the seal still hold? QE_CONTRACT with the first op that differs, else QE_OK. */
+qe_status qe_segment_check(const qe_binding *binding, const qe_segment *segment, qe_violations *violations_out);
+/* Launches a segment with its edges to the caller's stream. */
+qe_status qe_segment_launch(qe_rank *rank, qe_binding *binding, const qe_segment *segment);
+
+#endif

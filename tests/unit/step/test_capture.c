@@ -1,0 +1,221 @@
+/* Captured execution: the same ops as graphs give the same bits, a graph serves every microbatch of its slots, and a
+ * graph whose seal is broken is refused. Without contracts the same breach trains on with what was frozen. */
+#include "step_world.h"
+
+#include "step/capture.h"
+
+enum { STEPS = 4 };
+
+static const qe_capture units[] = {QE_CAPTURE_LAYER, QE_CAPTURE_ACTION, QE_CAPTURE_STEP};
+enum { UNITS = sizeof units / sizeof *units };
+
+static world_hash hash_after(world *w, int steps) {
+    for (int step = 0; step < steps; step++) world_step(w, 0);
+    return world_state(w);
+}
+
+static world_hash hash_of(const world_options *options) {
+    world w;
+    world_open(&w, options);
+    world_hash hash = hash_after(&w, STEPS);
+    world_close(&w);
+    return hash;
+}
+
+static void captured_agrees_with_eager(qe_recipe_kind recipe) {
+    static const struct {
+        const char *schedule;
+        uint32_t ranks, chunks;
+    } shapes[] = {{"gpipe", 2, 1}, {"1f1b", 1, 1}, {"1f1b", 2, 1}, {"1f1b", 4, 1}, {"zbh1", 2, 1}, {"zbh1", 3, 1},
+                  {"interleaved", 2, 2}, {"interleaved", 1, 4}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int unit = 0; unit < UNITS; unit++) {
+            world_options options = {.schedule = shapes[i].schedule, .ranks = shapes[i].ranks,
+                                     .chunks = shapes[i].chunks, .recipe = recipe, .evaluates = unit == 1};
+            world_hash eager = hash_of(&options);
+            options.capture = units[unit];
+            assert_string_equal(eager.text, hash_of(&options).text);
+        }
+}
+
+static void every_capture_unit_gives_the_bits_of_eager_when_scales_are_delayed(void **state) {
+    (void)state;
+    captured_agrees_with_eager(QE_RECIPE_DELAYED);
+}
+
+static void every_capture_unit_gives_the_bits_of_eager_for_the_other_recipes(void **state) {
+    (void)state;
+    const qe_recipe_kind recipes[] = {QE_RECIPE_CURRENT, QE_RECIPE_BLOCK, QE_RECIPE_BF16, QE_RECIPE_FP32};
+    for (int i = 0; i < 4; i++) captured_agrees_with_eager(recipes[i]);
+}
+
+static void captured_agrees_where_nothing_is_cached_and_gradients_are_copied(void **state) {
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++) {
+        world_options options = {.schedule = "zbh1", .ranks = 2, .no_cache = 1, .copy = 1};
+        world_hash eager = hash_of(&options);
+        options.capture = units[unit];
+        assert_string_equal(eager.text, hash_of(&options).text);
+    }
+}
+
+/* F in every combination of slots, first and later deposits of I and W, fill, takes and commit: not the microbatches. */
+static void graphs_follow_slots_and_not_microbatches(void **state) {
+    (void)state;
+    qe_capture_use use[2];
+    for (int doubled = 0; doubled < 2; doubled++) {
+        world w;
+        world_options options = {.schedule = "1f1b", .ranks = 2, .microbatches = doubled ? 16 : 8,
+                                 .capture = QE_CAPTURE_ACTION};
+        world_open(&w, &options);
+        use[doubled] = qe_team_captured(w.team, 1);
+        world_close(&w);
+    }
+    assert_int_equal(use[0].graphs, use[1].graphs);
+    assert_true(use[1].segments > use[0].segments);
+    assert_true(use[0].graphs < use[0].segments);
+    print_message("rank 1 of 1f1b: %u graphs serve %u segments at 8 microbatches, %u at 16\n", use[0].graphs,
+                  use[0].segments, use[1].segments);
+}
+
+static uint32_t parameter_named(const world *w, const char *name) {
+    for (uint32_t i = 0; i < qe_model_parameter_count(w->model); i++)
+        if (strcmp(qe_model_parameter(w->model, i)->name, name) == 0) return i;
+    fail_msg("no parameter %s", name);
+    return 0;
+}
+
+static qe_status try_step(world *w) { return world_try_step(w, 0); }
+
+static void a_moved_weight_is_refused_and_recaptured(void **state) {
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++) {
+        world w;
+        world_options options = {.schedule = "zbh1", .ranks = 2, .capture = units[unit]};
+        world_hash expected = hash_of(&options);
+        world_open(&w, &options);
+        hash_after(&w, 2);
+        world_hash before = world_state(&w);
+        must(qe_team_weight_move(w.team, parameter_named(&w, "model.norm.weight"), &w.error), &w.error, "move");
+        assert_string_equal(before.text, world_state(&w).text); /* the values moved with it */
+        assert_int_equal(try_step(&w), QE_CONTRACT);
+        assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_ADDRESS);
+        assert_true(w.result.violations.record[0].expected != w.result.violations.record[0].found);
+        assert_string_equal(before.text, world_state(&w).text);
+        must(qe_team_recapture(w.team, &w.error), &w.error, "recapture");
+        assert_string_equal(expected.text, hash_after(&w, STEPS - 2).text);
+        world_close(&w);
+    }
+}
+
+static void without_contracts_a_moved_weight_trains_on_with_stale_bytes(void **state) {
+    (void)state;
+    world w;
+    world_options options = {.schedule = "zbh1", .ranks = 2, .capture = QE_CAPTURE_ACTION, .contracts = QE_CONTRACTS_OFF};
+    world_hash expected = hash_of(&options);
+    world_open(&w, &options);
+    hash_after(&w, 2);
+    must(qe_team_weight_move(w.team, parameter_named(&w, "model.norm.weight"), &w.error), &w.error, "move");
+    assert_string_not_equal(expected.text, hash_after(&w, STEPS - 2).text); /* wrong, and nobody says so */
+    world_close(&w);
+}
+
+/* The test reaches into the binding: this is what a host value that changes after capture looks like. */
+static qe_op *bound_op(world *w, qe_op_kind kind) {
+    qe_binding *binding = &w->team->ranks[0].train;
+    for (uint32_t i = 0; i < binding->rank_plan->op_count; i++)
+        if (binding->ops[i].kind == kind) return &binding->ops[i];
+    fail_msg("no op %s", qe_op_name(kind));
+    return NULL;
+}
+
+static void a_changed_constant_is_refused(void **state) {
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++) {
+        world w;
+        world_options options = {.schedule = "1f1b", .ranks = 2, .capture = units[unit]};
+        world_open(&w, &options);
+        hash_after(&w, 2);
+        world_hash before = world_state(&w);
+        bound_op(&w, QE_OP_NORM_QUANTIZE)->args.norm.epsilon = 0.5f;
+        assert_int_equal(try_step(&w), QE_CONTRACT);
+        assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_CONSTANT);
+        assert_string_equal(before.text, world_state(&w).text);
+        world_close(&w);
+    }
+}
+
+static void without_contracts_a_changed_constant_stays_frozen(void **state) {
+    (void)state;
+    world w;
+    world_options options = {.schedule = "1f1b", .ranks = 2, .capture = QE_CAPTURE_ACTION, .contracts = QE_CONTRACTS_OFF};
+    world_hash unchanged = hash_of(&options);
+    world_open(&w, &options);
+    hash_after(&w, 2);
+    bound_op(&w, QE_OP_NORM_QUANTIZE)->args.norm.epsilon = 0.5f; /* eager would obey; a graph cannot */
+    assert_string_equal(unchanged.text, hash_after(&w, STEPS - 2).text);
+    world_close(&w);
+}
+
+static void faults_are_trapped_in_captured_mode_too(void **state) {
+    (void)state;
+    const qe_rule rules[] = {QE_RULE_SCALE_BUSY, QE_RULE_SLOT_STALE, QE_RULE_CACHE_STALE, QE_RULE_GRAD_MISSING,
+                             QE_RULE_SYNC_SIDE, QE_RULE_WEIGHT_TWICE, QE_RULE_SLOT_LEAK};
+    for (int unit = 0; unit < UNITS; unit++)
+        for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+            world w;
+            world_options options = {.schedule = "zbh1", .ranks = 2, .capture = units[unit]};
+            world_hash expected = hash_of(&options);
+            world_open(&w, &options);
+            hash_after(&w, 1);
+            world_hash before = world_state(&w);
+            must(qe_team_inject(w.team, rules[i], &w.error), &w.error, qe_rule_id(rules[i]));
+            assert_int_equal(try_step(&w), QE_CONTRACT);
+            assert_int_equal(w.result.violations.record[0].rule, rules[i]);
+            assert_string_equal(before.text, world_state(&w).text);
+            assert_string_equal(expected.text, hash_after(&w, STEPS - 1).text);
+            world_close(&w);
+        }
+}
+
+static int ends_left;
+static qe_status failing_end(qe_stream *stream, qe_graph **graph_out, qe_error *error_out) {
+    if (ends_left-- > 0) return qe_host_backend()->graph->end(stream, graph_out, error_out);
+    qe_host_backend()->graph->abandon(stream);
+    return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "planted: the graph cannot be made");
+}
+
+static void a_failed_capture_leaves_nothing_behind(void **state) {
+    (void)state;
+    qe_graph_ops graph = *qe_host_backend()->graph;
+    qe_backend backend = *qe_host_backend();
+    graph.end = failing_end;
+    backend.graph = &graph;
+    for (int left = 0; left < 6; left += 2) {
+        world w;
+        world_options options = {.schedule = "zbh1", .ranks = 2, .capture = QE_CAPTURE_ACTION, .backend = &backend};
+        world_prepare(&w, &options);
+        ends_left = left;
+        assert_int_equal(world_team(&w, &options), QE_ERROR_MEMORY);
+        assert_null(w.team);
+        options.backend = NULL;
+        must(world_team(&w, &options), &w.error, "team");
+        world_close(&w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_capture_unit_gives_the_bits_of_eager_when_scales_are_delayed),
+        cmocka_unit_test(every_capture_unit_gives_the_bits_of_eager_for_the_other_recipes),
+        cmocka_unit_test(captured_agrees_where_nothing_is_cached_and_gradients_are_copied),
+        cmocka_unit_test(graphs_follow_slots_and_not_microbatches),
+        cmocka_unit_test(a_moved_weight_is_refused_and_recaptured),
+        cmocka_unit_test(without_contracts_a_moved_weight_trains_on_with_stale_bytes),
+        cmocka_unit_test(a_changed_constant_is_refused),
+        cmocka_unit_test(without_contracts_a_changed_constant_stays_frozen),
+        cmocka_unit_test(faults_are_trapped_in_captured_mode_too),
+        cmocka_unit_test(a_failed_capture_leaves_nothing_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
