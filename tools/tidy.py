@@ -46,7 +46,7 @@ KNOWS_ALL = ("cli", "tests", "bench")
 
 # Public headers by the room whose words they speak; one that is not listed speaks for the room of its own name.
 HEADER_ROOM = {
-    "status": "base", "limits": "base", "fp8": "base", "recipe": "base",
+    "status": "base", "limits": "base", "fp8": "base", "recipe": "base", "data_format": "base",
     "op": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "plan": "plan", "model": "model",
     "step": "step", "safetensors": "store", "checkpoint": "store", "settings": "config", "data": "data",

@@ -8,7 +8,7 @@
 #define QEFFECT_DATA_H
 
 #include <stdint.h>
-#include "qeffect/settings.h"
+#include "qeffect/data_format.h"
 #include "qeffect/status.h"
 
 #ifdef __cplusplus

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "qeffect/data_format.h"
 #include "qeffect/recipe.h"
 #include "qeffect/status.h"
 
@@ -24,12 +25,6 @@ enum {
 /* Where a value came from when it is not a line of the file. */
 #define QE_SETTINGS_LINE_DEFAULT 0u
 #define QE_SETTINGS_LINE_COMMAND UINT32_MAX /* --set */
-
-typedef enum qe_data_format {
-    QE_DATA_AUTO,  /* tokens when the file starts with their magic number, else text */
-    QE_DATA_TEXT,  /* UTF-8; every byte is one token */
-    QE_DATA_TOKENS /* llm.c's layout: 256 int32 of header, then uint16 tokens */
-} qe_data_format;
 
 typedef enum qe_train_mode { QE_TRAIN_EAGER, QE_TRAIN_BASELINE, QE_TRAIN_CAPTURED } qe_train_mode;
 typedef enum qe_capture_unit { QE_CAPTURE_UNIT_LAYER, QE_CAPTURE_UNIT_ACTION, QE_CAPTURE_UNIT_STEP } qe_capture_unit;

@@ -92,12 +92,12 @@ static qe_status next(reader *from) {
 static void describe(const reader *from, char text[QE_SHOWN_BYTES + 16]) {
     const yaml_event_t *event = &from->event;
     char shown[QE_SHOWN_BYTES];
-    if (event->type == YAML_MAPPING_START_EVENT) strcpy(text, "a map");
-    else if (event->type == YAML_SEQUENCE_START_EVENT) strcpy(text, "a list");
+    if (event->type == YAML_MAPPING_START_EVENT) snprintf(text, QE_SHOWN_BYTES + 16, "a map");
+    else if (event->type == YAML_SEQUENCE_START_EVENT) snprintf(text, QE_SHOWN_BYTES + 16, "a list");
     else if (event->type == YAML_SCALAR_EVENT && event->data.scalar.length > 0) {
         qe_settings_show((const char *)event->data.scalar.value, event->data.scalar.length, shown);
         snprintf(text, QE_SHOWN_BYTES + 16, "\"%s\"", shown);
-    } else strcpy(text, "nothing");
+    } else snprintf(text, QE_SHOWN_BYTES + 16, "nothing");
 }
 
 static qe_status refuse_empty(reader *from) {
@@ -252,7 +252,7 @@ static qe_status parse(const char *path, const unsigned char *bytes, size_t size
     if (!yaml_parser_initialize(&from.parser)) return refuse_memory(error_out);
     yaml_parser_set_input_string(&from.parser, bytes, size_bytes);
     qe_settings_default(&from.settings);
-    strcpy(from.settings.source, path);
+    snprintf(from.settings.source, sizeof from.settings.source, "%s", path);
     qe_status status = read_stream(&from);
     yaml_event_delete(&from.event);
     yaml_parser_delete(&from.parser);

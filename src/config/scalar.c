@@ -18,7 +18,7 @@ void qe_settings_show(const char *text, size_t length, char shown_out[QE_SHOWN_B
         unsigned char byte = (unsigned char)text[i];
         shown_out[i] = byte < 0x20 || byte == 0x7F ? '?' : (char)byte;
     }
-    strcpy(shown_out + kept, kept < length ? "..." : "");
+    snprintf(shown_out + kept, sizeof "...", "%s", kept < length ? "..." : "");
 }
 
 /* Index of `text` among words joined by '|', or -1. */

@@ -259,6 +259,28 @@ static qe_status arm(qe_team *team, qe_rule rule, qe_error *error_out) {
                         "no single edit of this plan breaks %s first", qe_rule_id(rule));
 }
 
+/* A host value of a bound op changes behind the back of the graph that froze it. */
+static int change_constant(qe_rank *rank) {
+    for (uint32_t i = 0; i < rank->train.rank_plan->op_count; i++) {
+        qe_op *op = &rank->train.ops[i];
+        if (op->kind != QE_OP_NORM_QUANTIZE) continue;
+        op->args.norm.epsilon *= 2.0f;
+        return 1;
+    }
+    return 0;
+}
+
+/* Seals are broken by what changes around a graph, not by what is submitted. */
+static qe_status break_seal(qe_team *team, qe_rule rule, qe_error *error_out) {
+    if (team->options.capture == QE_CAPTURE_NONE)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "train with --mode captured",
+                            "%s needs graphs, and this team runs eagerly", qe_rule_id(rule));
+    if (rule == QE_RULE_GRAPH_ADDRESS) return qe_team_weight_move(team, 0, error_out);
+    for (uint32_t i = 0; i < team->rank_count; i++)
+        if (change_constant(&team->ranks[i])) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, NULL, "no op of this plan holds a constant to change");
+}
+
 qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out) {
     if (team->ranks[0].train.plan == NULL)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL,
@@ -270,5 +292,6 @@ qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out) {
     if (team->options.contracts == QE_CONTRACTS_OFF)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "turn contracts on",
                             "with contracts off nothing would stop the fault that breaks %s", qe_rule_id(rule));
+    if (rule == QE_RULE_GRAPH_ADDRESS || rule == QE_RULE_GRAPH_CONSTANT) return break_seal(team, rule, error_out);
     return arm(team, rule, error_out);
 }

@@ -29,7 +29,7 @@ class Traps(Case):
         told = rules()
         expected = self.injected("slot.stale@2")["state_hash"]
         for rule in told:
-            if rule.startswith("schedule.") or rule == "step.nonfinite":
+            if rule.startswith(("schedule.", "graph.")) or rule == "step.nonfinite":
                 continue
             with self.subTest(rule=rule):
                 if os.path.exists(self.path("trap.qet")):
@@ -40,6 +40,14 @@ class Traps(Case):
                 self.assertEqual(answer["breach"]["trace"], "trap.qet")
                 again = self.document("trace", "check", "trap.qet", status=CONTRACT)
                 self.assertEqual(again["verdict"], rule)
+
+    def test_a_broken_seal_is_trapped_in_captured_mode(self):
+        expected = self.injected("slot.stale@2")["state_hash"]
+        for rule in ("graph.address", "graph.constant"):
+            for unit in ("layer", "action", "step"):
+                answer = self.injected(f"{rule}@2", "--mode", "captured", "--set", f"train.capture={unit}")
+                self.assertEqual(answer["breach"]["violations"][0]["rule"], rule)
+                self.assertEqual((answer["steps"], answer["state_hash"]), (1, expected), "as the step before left it")
 
     def test_run_and_trace_tell_the_same_breaches(self):
         for rule in ("scale.busy", "slot.leak", "weight.twice", "cache.stale", "grad.twice", "sync.exit"):
@@ -63,7 +71,8 @@ class Traps(Case):
         self.assertFalse(os.path.exists(self.path("trap.qet")))
 
     def test_a_fault_that_cannot_be_planted_is_an_error_and_not_a_run_without_it(self):
-        for arguments in (("schedule.cycle", "--set", "pipeline.ranks=1"), ("sync.side", "--mode", "baseline")):
+        for arguments in (("schedule.cycle", "--set", "pipeline.ranks=1"), ("sync.side", "--mode", "baseline"),
+                          ("graph.address",), ("graph.constant", "--mode", "baseline")):
             done = self.run_program("train", "tiny.yaml", *SHORT, "--inject", *arguments)
             self.assertEqual(done.returncode, ERROR, arguments)
             self.assertIn(arguments[0], done.stderr)

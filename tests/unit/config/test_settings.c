@@ -16,7 +16,7 @@ typedef struct fixture {
 
 static int setup(void **state) {
     fixture *here = calloc(1, sizeof *here);
-    strcpy(here->folder, "/tmp/qe-config-XXXXXX");
+    snprintf(here->folder, sizeof here->folder, "/tmp/qe-config-XXXXXX");
     if (mkdtemp(here->folder) == NULL) return -1;
     snprintf(here->path, sizeof here->path, "%s/a.yaml", here->folder);
     *state = here;
@@ -424,7 +424,7 @@ static void a_misfit_from_set_is_a_usage_error(void **state) {
 
 static void long_and_strange_values_are_shown_short_and_clean(void **state) {
     char text[400] = "model:\n  layers: ";
-    for (int i = 0; i < 100; i++) strcat(text, "\xC3\xA9");
+    for (size_t end = strlen(text), i = 0; i < 100; i++, end += 2) snprintf(text + end, 3, "\xC3\xA9");
     qe_error error = refusal(*state, text, QE_ERROR_CONFIG);
     assert_says(error.message, "\xC3\xA9...\", expected");
     error = refusal(*state, "model:\n  layers: \"a\\e[31m\\n\"\n", QE_ERROR_CONFIG);

@@ -19,7 +19,7 @@ typedef struct fixture {
 
 static int setup(void **state) {
     fixture *here = calloc(1, sizeof *here);
-    strcpy(here->folder, "/tmp/qe-data-XXXXXX");
+    snprintf(here->folder, sizeof here->folder, "/tmp/qe-data-XXXXXX");
     if (mkdtemp(here->folder) == NULL) return -1;
     snprintf(here->path, sizeof here->path, "%s/stream", here->folder);
     *state = here;

@@ -59,7 +59,7 @@ static void captured_agrees_where_nothing_is_cached_and_gradients_are_copied(voi
     }
 }
 
-/* F in every combination of slots, first and later deposits of I and W, fill, takes and commit: not the microbatches. */
+/* F in every combination of slots, first and later deposits of I and W, fill, takes, commit: not the microbatches. */
 static void graphs_follow_slots_and_not_microbatches(void **state) {
     (void)state;
     qe_capture_use use[2];
@@ -111,7 +111,8 @@ static void a_moved_weight_is_refused_and_recaptured(void **state) {
 static void without_contracts_a_moved_weight_trains_on_with_stale_bytes(void **state) {
     (void)state;
     world w;
-    world_options options = {.schedule = "zbh1", .ranks = 2, .capture = QE_CAPTURE_ACTION, .contracts = QE_CONTRACTS_OFF};
+    world_options options = {.schedule = "zbh1", .ranks = 2, .capture = QE_CAPTURE_ACTION,
+                             .contracts = QE_CONTRACTS_OFF};
     world_hash expected = hash_of(&options);
     world_open(&w, &options);
     hash_after(&w, 2);
@@ -148,7 +149,8 @@ static void a_changed_constant_is_refused(void **state) {
 static void without_contracts_a_changed_constant_stays_frozen(void **state) {
     (void)state;
     world w;
-    world_options options = {.schedule = "1f1b", .ranks = 2, .capture = QE_CAPTURE_ACTION, .contracts = QE_CONTRACTS_OFF};
+    world_options options = {.schedule = "1f1b", .ranks = 2, .capture = QE_CAPTURE_ACTION,
+                             .contracts = QE_CONTRACTS_OFF};
     world_hash unchanged = hash_of(&options);
     world_open(&w, &options);
     hash_after(&w, 2);

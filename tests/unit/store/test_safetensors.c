@@ -22,7 +22,7 @@ typedef struct fixture {
 
 static int setup(void **state) {
     fixture *here = calloc(1, sizeof *here);
-    strcpy(here->folder, "/tmp/qe-store-XXXXXX");
+    snprintf(here->folder, sizeof here->folder, "/tmp/qe-store-XXXXXX");
     if (mkdtemp(here->folder) == NULL) return -1;
     snprintf(here->path, sizeof here->path, "%s/a.safetensors", here->folder);
     *state = here;
