@@ -62,6 +62,8 @@ typedef enum qe_op_kind {
     QE_OP_GRAD_NORM,          /* sum of squares of one gradient */
     QE_OP_ADAMW,              /* one weight */
     QE_OP_FOLD,               /* qe_scale_fold of some scales */
+    QE_OP_STAMP,              /* slots are acquired: their witness words go up by one */
+    QE_OP_GUARD,              /* witness words are what this launch expects, or the fault word is set */
     QE_OP_SEND,               /* through the transport of the stream */
     QE_OP_RECV,
     QE_OP_KINDS
@@ -114,6 +116,9 @@ typedef struct qe_args_quantize_weight {
     const float *w;  /* [rows, columns] master */
     uint32_t rows, columns;
     qe_quantize_target target; /* retained: the cache's codes (tile blocking under block); decoded: its fp32 layout */
+    /* The key travels with the bytes: weight version, then scale epoch (0 without a scale). NULL: not kept. */
+    const uint64_t *weight_witness, *scale_epoch;
+    uint64_t *key; /* [2] */
 } qe_args_quantize_weight;
 
 typedef struct qe_args_linear {
@@ -211,6 +216,26 @@ typedef struct qe_args_grad_norm {
     double *sum; /* [1] sum of squares, fixed order that depends on `count` alone */
 } qe_args_grad_norm;
 
+/* What the first guard that fired saw; `fired` is 0 while none has. Lives in device memory. */
+typedef struct qe_guard_fault {
+    uint64_t fired, launch, entry, expected, found;
+} qe_guard_fault;
+
+enum { QE_STAMP_MAX = 4 }; /* a forward acquires three slots */
+
+typedef struct qe_args_stamp {
+    uint64_t *words[QE_STAMP_MAX];
+    uint32_t count;
+} qe_args_stamp;
+
+typedef struct qe_args_guard {
+    const uint64_t *const *words; /* [count] witness words */
+    const uint64_t *expected;     /* [count] */
+    const uint64_t *launch;       /* who launched: goes into the fault */
+    qe_guard_fault *fault;
+    uint32_t count, first_entry;  /* entries are numbered from first_entry in the fault */
+} qe_args_guard;
+
 typedef struct qe_adamw { /* of one step; the same for all weights */
     float learning_rate, beta1, beta2, epsilon, weight_decay;
     float bias_correction1, bias_correction2; /* 1 - beta^step */
@@ -224,12 +249,15 @@ typedef struct qe_args_adamw {
     uint64_t count;
     const qe_adamw *step; /* read when the op runs */
     uint8_t decay;        /* weight decay applies (matrices), or not (gains) */
+    uint64_t *witness;    /* version of the weight, +1; NULL: not kept */
+    const qe_guard_fault *fault; /* a guard that fired turns the commit into nothing; NULL: not asked */
 } qe_args_adamw;
 
 typedef struct qe_args_fold {
     qe_scale_state *const *states; /* [count] */
     uint32_t count;
     const qe_recipe *recipe;
+    const qe_guard_fault *fault; /* as for adamw */
 } qe_args_fold;
 
 typedef struct qe_args_transfer { /* QE_OP_SEND, QE_OP_RECV */
@@ -259,6 +287,8 @@ typedef union qe_op_args {
     qe_args_adamw adamw;
     qe_args_fold fold;
     qe_args_transfer transfer;
+    qe_args_stamp stamp;
+    qe_args_guard guard;
 } qe_op_args;
 
 /* One op, ready to run. */

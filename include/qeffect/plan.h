@@ -58,6 +58,8 @@ typedef struct qe_weight_place {
     float *master, *grad;                         /* [rows, columns] */
     void *cache_codes;                            /* [rows, columns] */
     float *cache_scale_inv, *cache_decoded;
+    uint64_t *witness;                     /* version, behind the master's values */
+    uint64_t *cache_key;                   /* [2] weight version and scale epoch, behind the decoded layout */
     qe_scale_state *scale[QE_SCALE_ROLES];        /* delayed scaling only */
     uint32_t weight_object, grad_object, cache_object;
     uint32_t scale_object[QE_SCALE_ROLES];        /* QE_NONE unless delayed */
@@ -136,6 +138,7 @@ typedef enum qe_unit_kind {
 typedef struct qe_unit {
     uint8_t kind;          /* qe_unit_kind */
     uint8_t set;           /* deposits of this unit set */
+    uint8_t stamped;       /* its first op stamps the slots it acquires */
     uint16_t stage;
     uint32_t microbatch;
     uint32_t weight;       /* grad_in/out, take, commit: model weight index; fold: model layer index */
@@ -151,7 +154,7 @@ typedef struct qe_pool {
     uint16_t stage;
     uint8_t kind;          /* qe_slot_kind */
     uint32_t count;
-    uint64_t slot_bytes;
+    uint64_t slot_bytes;   /* with the witness word, in the last QE_ALIGN_BYTES */
     uint32_t *objects;     /* [count] program objects */
 } qe_pool;
 

@@ -38,6 +38,7 @@ typedef struct qe_scale_state {
     float *history;          /* [history_length] */
     uint32_t history_length;
     float format_max;        /* 448 or 57344 */
+    uint64_t epoch;          /* folds so far: the witness of what `scale` stands for; never hashed */
 } qe_scale_state;
 
 /* amax -> history -> next scale, bit for bit Transformer Engine's bulk update (te.md 1.2): an amax of 0 is a no-op,

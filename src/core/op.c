@@ -26,6 +26,8 @@ const char *qe_op_name(qe_op_kind kind) {
         [QE_OP_GRAD_NORM] = "grad_norm",
         [QE_OP_ADAMW] = "adamw",
         [QE_OP_FOLD] = "fold",
+        [QE_OP_STAMP] = "stamp",
+        [QE_OP_GUARD] = "guard",
         [QE_OP_SEND] = "send",
         [QE_OP_RECV] = "recv",
     };

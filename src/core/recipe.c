@@ -61,6 +61,7 @@ void qe_scale_fold(qe_scale_state *state, const qe_recipe *recipe) {
     QE_ASSERT(state->history_length >= 1);
     QE_ASSERT(recipe->kind == QE_RECIPE_DELAYED);
     float last = state->amax;
+    state->epoch++;
     if (last == 0.0F) return; /* nothing recorded: neither history nor scale move. NaN is unequal to 0 and goes on. */
     float amax = recipe->amax_algorithm == QE_AMAX_MAX ? window_amax(state, last) : last;
     history_roll(state, last);

@@ -22,6 +22,9 @@ static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
         .w = place->master,
         .rows = info->rows,
         .columns = info->columns,
+        .weight_witness = place->witness,
+        .scale_epoch = state == NULL ? NULL : &state->epoch,
+        .key = place->cache_key,
         .target =
             {
                 .recipe = (uint8_t)model->recipe.kind,

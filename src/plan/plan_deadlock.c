@@ -41,8 +41,11 @@ static void walk_deinit(rank_walk *walk) {
     for (uint32_t s = 0; s < QE_STREAMS_MAX; s++) free(walk->streams[s].items);
 }
 
-static int is_transfer(const qe_unit *unit) {
-    return unit->kind >= QE_UNIT_SEND_F && unit->kind <= QE_UNIT_RECV_B;
+/* The op that moves the bytes: the last of its unit. */
+static int is_transfer(const rank_walk *rank, uint32_t item) {
+    const qe_unit *unit = unit_at(rank, item);
+    if (unit->kind < QE_UNIT_SEND_F || unit->kind > QE_UNIT_RECV_B) return 0;
+    return rank->plan->item_op[item] == unit->first_op + unit->op_count - 1;
 }
 
 static int is_backward(const qe_unit *unit) {
@@ -61,8 +64,9 @@ static stream_walk *other_end(rank_walk *ranks, uint32_t rank, const qe_unit *un
         if (stream->next == stream->count) continue;
         uint32_t item = stream->items[stream->next];
         if (peer->plan->program.items[item].kind != QE_ITEM_OP) continue;
+        if (!is_transfer(peer, item)) continue;
         const qe_unit *other = unit_at(peer, item);
-        if (!is_transfer(other) || other->peer != rank || is_receive(other) == is_receive(unit)) continue;
+        if (other->peer != rank || is_receive(other) == is_receive(unit)) continue;
         if (is_backward(other) == is_backward(unit) && other->microbatch == unit->microbatch) return stream;
     }
     return NULL;
@@ -77,7 +81,7 @@ static uint32_t advance(rank_walk *ranks, uint32_t rank, stream_walk *stream) {
         const qe_item *item = &walk->plan->program.items[index];
         if (item->kind == QE_ITEM_WAIT && !walk->recorded[item->event]) break;
         if (item->kind == QE_ITEM_RECORD) walk->recorded[item->event] = 1;
-        if (item->kind == QE_ITEM_OP && is_transfer(unit_at(walk, index))) {
+        if (item->kind == QE_ITEM_OP && is_transfer(walk, index)) {
             stream_walk *other = other_end(ranks, rank, unit_at(walk, index));
             if (other == NULL) break;
             other->next++;

@@ -27,7 +27,7 @@ static qe_status pool_init(qe_build *build, uint32_t stage, qe_slot_kind kind) {
     qe_pool *pool = &build->out->pools[index];
     qe_pool_state *state = &build->pool_states[index];
     *pool = (qe_pool){.stage = (uint16_t)stage, .kind = (uint8_t)kind};
-    pool->slot_bytes = plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind);
+    pool->slot_bytes = plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind) + QE_ALIGN_BYTES;
     pool->objects = calloc(plan->microbatches, sizeof *pool->objects);
     state->live = calloc(plan->microbatches, sizeof *state->live);
     state->generation = calloc(plan->microbatches, sizeof *state->generation);

@@ -99,27 +99,17 @@ static void close_unit(qe_build *build) {
     QE_ASSERT(unit->op_count > 0);
 }
 
-/* Puts an acquire before, or a release behind, the other effects of an op. Those of later ops move up by one. */
-static qe_status insert_effect(qe_build *build, uint32_t draft_index, const qe_effect *effect) {
-    QE_TRY(add_effect(build, effect)); /* room for one more */
-    qe_draft *draft = &build->drafts[draft_index];
-    uint32_t at = draft->first_effect + (effect->kind == QE_EFFECT_SLOT_ACQUIRE ? 0 : draft->effect_count);
-    memmove(&build->effects[at + 1], &build->effects[at], (build->effect_count - 1 - at) * sizeof *build->effects);
-    build->effects[at] = *effect;
-    draft->effect_count++;
-    QE_ASSERT(draft->effect_count <= QE_EFFECTS_MAX);
-    for (uint32_t later = draft_index + 1; later < build->draft_count; later++) build->drafts[later].first_effect++;
-    return QE_OK;
-}
-
-static qe_status slot_effect(qe_build *build, qe_slot_kind kind, qe_effect_kind effect_kind) {
-    const qe_unit *unit = unit_now(build);
+/* Puts a release behind the other effects of the unit's last op. */
+static qe_status release_slot(qe_build *build, qe_slot_kind kind) {
+    qe_unit *unit = unit_now(build);
     if (unit->slot[kind] == QE_NONE) return QE_OK;
     qe_effect effect;
-    QE_TRY(qe_build_slot_effect(build, unit, kind, effect_kind, 0, &effect));
-    uint32_t draft =
-        effect_kind == QE_EFFECT_SLOT_ACQUIRE ? build->draft_count - unit->op_count : build->draft_count - 1;
-    return insert_effect(build, draft, &effect);
+    QE_TRY(qe_build_slot_effect(build, unit, kind, QE_EFFECT_SLOT_RELEASE, 0, &effect));
+    QE_TRY(add_effect(build, &effect)); /* the last op's effects are the last of all */
+    build->drafts[build->draft_count - 1].effect_count++;
+    QE_ASSERT(build->drafts[build->draft_count - 1].effect_count <= QE_EFFECTS_MAX);
+    qe_build_release(build, unit, kind);
+    return QE_OK;
 }
 
 static uint32_t bits(qe_slot_kind a) {
@@ -156,24 +146,35 @@ static qe_status lower_unit(qe_build *build, qe_phase phase) {
     return QE_OK;
 }
 
+/* Takes the slots and makes the unit's first op: their witness words go up by one. */
+static qe_status acquire_slots(qe_build *build, uint32_t acquired) {
+    qe_effect effects[QE_STAMP_MAX];
+    uint32_t count = 0;
+    for (int slot = 0; slot < QE_SLOT_KINDS; slot++) {
+        if (!(acquired & bits((qe_slot_kind)slot))) continue;
+        QE_TRY(qe_build_acquire(build, unit_now(build), (qe_slot_kind)slot));
+        if (unit_now(build)->slot[slot] == QE_NONE) continue;
+        QE_ASSERT(count < QE_STAMP_MAX);
+        QE_TRY(qe_build_slot_effect(build, unit_now(build), (qe_slot_kind)slot, QE_EFFECT_SLOT_ACQUIRE, 0,
+                                    &effects[count++]));
+    }
+    if (count == 0) return QE_OK;
+    unit_now(build)->stamped = 1;
+    return qe_build_draft(build, qe_op_name(QE_OP_STAMP), effects, count);
+}
+
 static qe_status compute_unit(qe_build *build, qe_unit_kind kind, const qe_action *action, int set) {
     uint32_t acquired, released;
     claims(build, kind, &acquired, &released);
     QE_TRY(open_unit(build, kind, action->stage, action->microbatch, build->out->stream_compute));
     unit_now(build)->set = set != 0;
-    for (int slot = 0; slot < QE_SLOT_KINDS; slot++) {
-        if (acquired & bits((qe_slot_kind)slot))
-            QE_TRY(qe_build_acquire(build, unit_now(build), (qe_slot_kind)slot));
-        else if (slot != QE_SLOT_OUT_F && slot != QE_SLOT_OUT_B)
+    for (int slot = 0; slot < QE_SLOT_KINDS; slot++)
+        if (!(acquired & bits((qe_slot_kind)slot)) && slot != QE_SLOT_OUT_F && slot != QE_SLOT_OUT_B)
             qe_build_attach(build, unit_now(build), (qe_slot_kind)slot);
-    }
+    QE_TRY(acquire_slots(build, acquired));
     QE_TRY(lower_unit(build, kind == QE_UNIT_F ? QE_PHASE_F : kind == QE_UNIT_I ? QE_PHASE_I : QE_PHASE_W));
-    for (int slot = 0; slot < QE_SLOT_KINDS; slot++) {
-        if (acquired & bits((qe_slot_kind)slot)) QE_TRY(slot_effect(build, (qe_slot_kind)slot, QE_EFFECT_SLOT_ACQUIRE));
-        if (!(released & bits((qe_slot_kind)slot)) || unit_now(build)->slot[slot] == QE_NONE) continue;
-        QE_TRY(slot_effect(build, (qe_slot_kind)slot, QE_EFFECT_SLOT_RELEASE));
-        qe_build_release(build, unit_now(build), (qe_slot_kind)slot);
-    }
+    for (int slot = 0; slot < QE_SLOT_KINDS; slot++)
+        if (released & bits((qe_slot_kind)slot)) QE_TRY(release_slot(build, (qe_slot_kind)slot));
     return QE_OK;
 }
 
@@ -216,6 +217,21 @@ static qe_status deposit_unit(qe_build *build, qe_unit_kind kind, const qe_actio
     return copies(build, QE_UNIT_GRAD_OUT, action, by, set);
 }
 
+static qe_status receive(qe_build *build, qe_slot_kind slot) {
+    qe_effect effect;
+    QE_TRY(acquire_slots(build, bits(slot)));
+    QE_TRY(qe_build_slot_effect(build, unit_now(build), slot, QE_EFFECT_SLOT_BORROW, 1, &effect));
+    return qe_build_draft(build, qe_op_name(QE_OP_RECV), &effect, 1);
+}
+
+static qe_status send(qe_build *build, qe_slot_kind slot) {
+    qe_effect effect;
+    qe_build_attach(build, unit_now(build), slot);
+    QE_TRY(qe_build_slot_effect(build, unit_now(build), slot, QE_EFFECT_SLOT_BORROW, 0, &effect));
+    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_SEND), &effect, 1));
+    return release_slot(build, slot);
+}
+
 static qe_status transfer_unit(qe_build *build, qe_unit_kind kind, qe_edge *edge, uint32_t stage, uint32_t microbatch) {
     int incoming = kind == QE_UNIT_RECV_F || kind == QE_UNIT_RECV_B;
     qe_slot_kind slot = kind == QE_UNIT_RECV_F   ? QE_SLOT_IN_F
@@ -223,20 +239,9 @@ static qe_status transfer_unit(qe_build *build, qe_unit_kind kind, qe_edge *edge
                         : kind == QE_UNIT_SEND_F ? QE_SLOT_OUT_F
                                                  : QE_SLOT_OUT_B;
     QE_TRY(open_unit(build, kind, stage, microbatch, edge->stream));
-    qe_unit *unit = unit_now(build);
-    unit->peer = edge->peer;
-    if (incoming)
-        QE_TRY(qe_build_acquire(build, unit, slot));
-    else
-        qe_build_attach(build, unit, slot);
-    qe_effect effects[2];
-    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_ACQUIRE : QE_EFFECT_SLOT_BORROW, 0,
-                                &effects[0]));
-    QE_TRY(qe_build_slot_effect(build, unit, slot, incoming ? QE_EFFECT_SLOT_BORROW : QE_EFFECT_SLOT_RELEASE, incoming,
-                                &effects[1]));
-    QE_TRY(qe_build_draft(build, qe_op_name(incoming ? QE_OP_RECV : QE_OP_SEND), effects, 2));
+    unit_now(build)->peer = edge->peer;
+    QE_TRY(incoming ? receive(build, slot) : send(build, slot));
     close_unit(build);
-    if (!incoming) qe_build_release(build, unit, slot);
     return QE_OK;
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
-#include "step/capture.h"
+#include "step/guard.h"
 
 typedef struct bind_sink {
     qe_binding *binding;
@@ -30,6 +30,16 @@ static char *slot_address(const qe_binding *binding, const qe_unit *unit, qe_slo
     return binding->pool_memory[pool - binding->rank_plan->pools] + unit->slot[kind] * pool->slot_bytes;
 }
 
+uint64_t *qe_binding_slot_witness(const qe_binding *binding, const qe_unit *unit, qe_slot_kind kind) {
+    char *slot = slot_address(binding, unit, kind);
+    if (slot == NULL) return NULL;
+    uint32_t stage;
+    qe_slot_kind resolved;
+    qe_plan_resolve_slot(binding->plan, unit->stage, kind, &stage, &resolved);
+    uint64_t bytes = qe_rank_plan_pool(binding->rank_plan, stage, resolved)->slot_bytes;
+    return (uint64_t *)(void *)(slot + bytes - QE_ALIGN_BYTES);
+}
+
 static qe_frame frame_of(const qe_rank *rank, const qe_binding *binding, const qe_unit *unit) {
     const qe_plan *plan = binding->plan;
     uint64_t tokens = plan->model_ops->tokens(plan->model);
@@ -54,7 +64,8 @@ static qe_frame frame_of(const qe_rank *rank, const qe_binding *binding, const q
 
 static qe_status bind_lowered(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_phase phase) {
     qe_frame frame = frame_of(rank, binding, unit);
-    bind_sink sink = {.binding = binding, .next = unit->first_op, .end = unit->first_op + unit->op_count};
+    bind_sink sink = {
+        .binding = binding, .next = unit->first_op + unit->stamped, .end = unit->first_op + unit->op_count};
     qe_sink target = {.context = &sink, .op = sink_op};
     QE_TRY(binding->plan->model_ops->lower(binding->plan->model, &frame, phase, &target));
     QE_ASSERT(sink.next == sink.end);
@@ -70,7 +81,7 @@ static qe_status bind_transfer(qe_rank *rank, qe_binding *binding, const qe_unit
     uint32_t from = incoming ? unit->peer : rank->index, to = incoming ? rank->index : unit->peer;
     qe_channel *channel;
     QE_TRY(options->comm->channel_open(options->world, from, to, (uint32_t)backward, &channel, error_out));
-    qe_op *op = &binding->ops[unit->first_op];
+    qe_op *op = &binding->ops[unit->first_op + unit->stamped];
     op->kind = incoming ? QE_OP_RECV : QE_OP_SEND;
     op->args.transfer = (qe_args_transfer){.channel = channel, .bytes_at = slot_address(binding, unit, kind)};
     op->args.transfer.bytes =
@@ -96,6 +107,11 @@ static void bind_take(qe_binding *binding, const qe_rank *rank, const qe_unit *u
                                              .count = weight_values(binding->plan, unit->weight)};
 }
 
+/* Under `observe` work goes on whatever a guard saw. */
+static const qe_guard_fault *vetoing_fault(const qe_rank *rank, const qe_binding *binding) {
+    return rank->team->options.contracts == QE_CONTRACTS_TRAP ? binding->fault : NULL;
+}
+
 static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     const qe_plan *plan = binding->plan;
     qe_op *op = &binding->ops[unit->first_op];
@@ -107,6 +123,8 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
         .moment2 = rank->moment2[unit->weight],
         .count = weight_values(plan, unit->weight),
         .step = &rank->adamw,
+        .witness = rank->places[unit->weight].witness,
+        .fault = vetoing_fault(rank, binding),
         .decay = plan->model_ops->weight(plan->model, unit->weight)->decay,
     };
 }
@@ -116,7 +134,8 @@ static void bind_fold(qe_binding *binding, const qe_rank *rank, const qe_unit *u
     *op = (qe_op){.kind = QE_OP_FOLD};
     op->args.fold = (qe_args_fold){.states = rank->places[unit->weight].scale,
                                    .count = QE_SCALE_ROLES,
-                                   .recipe = binding->plan->model_ops->recipe(binding->plan->model)};
+                                   .recipe = binding->plan->model_ops->recipe(binding->plan->model),
+                                   .fault = vetoing_fault(rank, binding)};
 }
 
 static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
@@ -141,7 +160,25 @@ static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
     }
 }
 
+/* The witness word lies in the last line of a slot: a write that runs over the slot's end meets it first. */
+static void bind_stamp(qe_binding *binding, const qe_unit *unit) {
+    static const qe_slot_kind acquired[][QE_STAMP_MAX] = {
+        [QE_UNIT_F] = {QE_SLOT_I, QE_SLOT_X, QE_SLOT_OUT_F, QE_SLOT_KINDS},
+        [QE_UNIT_I] = {QE_SLOT_Y, QE_SLOT_OUT_B, QE_SLOT_KINDS},
+        [QE_UNIT_RECV_F] = {QE_SLOT_IN_F, QE_SLOT_KINDS},
+        [QE_UNIT_RECV_B] = {QE_SLOT_IN_B, QE_SLOT_KINDS},
+    };
+    qe_op *op = &binding->ops[unit->first_op];
+    *op = (qe_op){.kind = QE_OP_STAMP};
+    for (int i = 0; acquired[unit->kind][i] != QE_SLOT_KINDS; i++) {
+        uint64_t *word = qe_binding_slot_witness(binding, unit, acquired[unit->kind][i]);
+        if (word != NULL) op->args.stamp.words[op->args.stamp.count++] = word;
+    }
+    QE_ASSERT(op->args.stamp.count > 0);
+}
+
 static qe_status bind_unit(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_error *error_out) {
+    if (unit->stamped) bind_stamp(binding, unit);
     switch ((qe_unit_kind)unit->kind) {
         case QE_UNIT_FILL: return bind_lowered(rank, binding, unit, QE_PHASE_FILL);
         case QE_UNIT_F: return bind_lowered(rank, binding, unit, QE_PHASE_F);
@@ -243,8 +280,11 @@ static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_
 /* Gradients under placement copy stay in the scratch of this binding. */
 qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     if (binding->plan == NULL) return QE_OK;
-    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++) {
         binding->places[weight].master = rank->places[weight].master;
+        binding->places[weight].witness = rank->places[weight].witness;
+    }
+    qe_guard_refresh(rank, binding);
     return bind_units(rank, binding, error_out);
 }
 
@@ -256,6 +296,7 @@ qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *p
     QE_TRY(bind_places(rank, binding, error_out));
     QE_TRY(allocate_buffers(rank, binding, error_out));
     QE_TRY(create_streams(rank, binding, error_out));
+    QE_TRY(qe_guard_create(rank, binding, error_out));
     QE_TRY(bind_units(rank, binding, error_out));
     QE_TRY(qe_binding_capture(rank, binding, error_out));
     QE_TRY(qe_ledger_create(&binding->rank_plan->program, &binding->ledger, error_out));
@@ -282,6 +323,7 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
                        binding->loss, binding->loss_host,    binding->norms};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) release(rank, buffers[i]);
     qe_ledger_destroy(binding->ledger);
+    qe_guard_destroy(rank, binding);
     free(binding->streams);
     free(binding->events);
     free(binding->pool_memory);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
-#include "step/capture.h"
+#include "step/guard.h"
 
 static const qe_op *op_of(const qe_binding *binding, uint32_t item) {
     return &binding->ops[binding->rank_plan->item_op[item]];
@@ -49,7 +49,7 @@ static void cut_runs(const qe_rank *rank, qe_binding *binding) {
         uint64_t key = segment_key(rank, binding, first);
         uint32_t end = first + 1;
         while (key != 0 && end < count && segment_key(rank, binding, end) == key) end++;
-        if (key != 0) add_segment(binding, first, end);
+        if (key != 0 && end - first > 1) add_segment(binding, first, end); /* one op gains nothing as a graph */
         first = end;
     }
 }
@@ -112,13 +112,16 @@ static qe_status give_items(qe_rank *rank, qe_binding *binding, const qe_segment
     return segment->whole_step ? join_lanes(rank, binding) : QE_OK;
 }
 
-static qe_status record_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_graph **graph_out,
+static qe_status record_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_sealed_graph *graph,
                               qe_error *error_out) {
     const qe_graph_ops *ops = rank->team->options.backend->graph;
     qe_stream *compute = binding->streams[binding->rank_plan->stream_compute];
+    const qe_stream_ops *streams = rank->team->options.backend->stream;
     QE_TRY(ops->begin(compute, error_out));
-    qe_status status = give_items(rank, binding, segment);
-    if (status == QE_OK) return ops->end(compute, graph_out, error_out);
+    qe_status status = graph->guard_block != NULL ? streams->submit(compute, &graph->head_guard) : QE_OK;
+    if (status == QE_OK) status = give_items(rank, binding, segment);
+    if (status == QE_OK && graph->guard_block != NULL) status = streams->submit(compute, &graph->tail_guard);
+    if (status == QE_OK) return ops->end(compute, &graph->graph, error_out);
     ops->abandon(compute);
     return qe_error_set(error_out, status, NULL, "recording items %u to %u of rank %u failed", segment->first,
                         segment->end, rank->index);
@@ -141,13 +144,15 @@ static qe_status seal_graph(qe_rank *rank, qe_binding *binding, const qe_segment
     graph->sealed = calloc(graph->op_count + 1u, sizeof *graph->sealed);
     if (graph->sealed == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a graph's seal");
     copy_ops(binding, segment, graph->sealed);
-    qe_status status = record_graph(rank, binding, segment, &graph->graph, error_out);
+    qe_status status = qe_guard_graph(rank, binding, segment, graph, error_out);
+    if (status == QE_OK) status = record_graph(rank, binding, segment, graph, error_out);
     if (status == QE_OK) {
         binding->graph_count++;
         return QE_OK;
     }
+    qe_guard_graph_release(rank, graph);
     free(graph->sealed);
-    graph->sealed = NULL;
+    memset(graph, 0, sizeof *graph);
     return status;
 }
 
@@ -184,10 +189,14 @@ static uint32_t find_graph(const qe_binding *binding, const qe_segment *segment)
 }
 
 static qe_status capture_segment(qe_rank *rank, qe_binding *binding, qe_segment *segment, qe_error *error_out) {
+    QE_TRY(qe_guard_segment(binding, segment, error_out));
     segment->graph = find_graph(binding, segment);
-    if (segment->graph != QE_NONE) return QE_OK;
-    segment->graph = binding->graph_count;
-    return seal_graph(rank, binding, segment, error_out);
+    if (segment->graph == QE_NONE) {
+        segment->graph = binding->graph_count;
+        QE_TRY(seal_graph(rank, binding, segment, error_out));
+    }
+    qe_guard_arm(segment, (uint32_t)(segment - binding->segments), &binding->graphs[segment->graph]);
+    return QE_OK;
 }
 
 static qe_status allocate(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
@@ -221,7 +230,12 @@ void qe_binding_uncapture(qe_rank *rank, qe_binding *binding) {
     const qe_backend *backend = rank->team->options.backend;
     for (uint32_t g = 0; g < binding->graph_count; g++) {
         backend->graph->destroy(binding->graphs[g].graph);
+        qe_guard_graph_release(rank, &binding->graphs[g]);
         free(binding->graphs[g].sealed);
+    }
+    for (uint32_t i = 0; i < binding->segment_count; i++) {
+        free(binding->segments[i].entries);
+        free(binding->segments[i].block);
     }
     for (uint32_t s = 0; binding->edge_events != NULL && s <= binding->rank_plan->program.stream_count; s++)
         if (binding->edge_events[s] != NULL) backend->stream->event_destroy(binding->edge_events[s]);
@@ -283,10 +297,11 @@ static qe_status caller_edges(qe_rank *rank, qe_binding *binding, const qe_segme
 }
 
 qe_status qe_segment_launch(qe_rank *rank, qe_binding *binding, const qe_segment *segment) {
-    const qe_graph_ops *ops = rank->team->options.backend->graph;
+    const qe_backend *backend = rank->team->options.backend;
+    const qe_sealed_graph *graph = &binding->graphs[segment->graph];
     qe_stream *compute = binding->streams[binding->rank_plan->stream_compute];
-    if (!segment->whole_step) return ops->launch(binding->graphs[segment->graph].graph, compute);
-    QE_TRY(caller_edges(rank, binding, segment, QE_ITEM_WAIT));
-    QE_TRY(ops->launch(binding->graphs[segment->graph].graph, compute));
-    return caller_edges(rank, binding, segment, QE_ITEM_RECORD);
+    if (segment->whole_step) QE_TRY(caller_edges(rank, binding, segment, QE_ITEM_WAIT));
+    if (graph->guard_block != NULL) QE_TRY(backend->stream->submit(compute, &segment->arm));
+    QE_TRY(backend->graph->launch(graph->graph, compute));
+    return segment->whole_step ? caller_edges(rank, binding, segment, QE_ITEM_RECORD) : QE_OK;
 }

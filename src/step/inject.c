@@ -239,6 +239,7 @@ static void empty_cache(qe_rank *rank, const qe_edit *edit) {
     const qe_program *program = &rank->train.rank_plan->program;
     uint32_t weight = program->objects[edit->effect.object].weight;
     qe_ledger_touch(rank->train.ledger, weight, qe_ledger_counter(rank->train.ledger, weight) + 1);
+    rank->words_stale = 1;
 }
 
 static qe_status arm(qe_team *team, qe_rule rule, qe_error *error_out) {

@@ -105,13 +105,17 @@ static qe_status submit_edited(qe_rank *rank, qe_binding *binding, uint32_t inde
     return QE_OK;
 }
 
+static qe_status judge_seal(qe_rank *rank, const qe_binding *binding, const qe_segment *segment) {
+    qe_violations found;
+    if (rank->team->options.contracts == QE_CONTRACTS_OFF) return QE_OK;
+    return judged(rank, qe_segment_check(binding, segment, &found), &found);
+}
+
 /* A graph is judged whole before it is launched: its ops, then its seal. */
 static qe_status submit_segment(qe_rank *rank, qe_binding *binding, const qe_segment *segment, int judge) {
-    qe_violations found;
     for (uint32_t index = segment->first; judge && index < segment->end; index++)
         QE_TRY(judge_planned(rank, binding, index));
-    int sealed = rank->team->options.contracts != QE_CONTRACTS_OFF;
-    if (sealed) QE_TRY(judged(rank, qe_segment_check(binding, segment, &found), &found));
+    if (judge) QE_TRY(judge_seal(rank, binding, segment));
     return qe_segment_launch(rank, binding, segment);
 }
 
@@ -127,8 +131,9 @@ qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, u
     const qe_edit *edit = &rank->team->edit;
     int armed = rank->team->edit_rank == rank->index && binding->plan == rank->train.plan;
     for (uint32_t index = begin; index < end; index++) {
-        const qe_segment *segment = run ? qe_binding_segment(binding, index) : NULL;
-        if (segment != NULL && !(armed && is_touched(edit, segment))) {
+        const qe_segment *segment = qe_binding_segment(binding, index);
+        if (segment != NULL && !run) QE_TRY(judge_seal(rank, binding, segment));
+        if (segment != NULL && run && !(armed && is_touched(edit, segment))) {
             QE_TRY(submit_segment(rank, binding, segment, judge));
             index = segment->end - 1;
             continue;

@@ -11,6 +11,15 @@ void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
     return status == QE_OK ? address : NULL;
 }
 
+/* Values, then a line of their own for the witness. */
+uint64_t qe_rank_master_bytes(uint64_t value_bytes) {
+    return (value_bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES + QE_ALIGN_BYTES;
+}
+
+uint64_t *qe_rank_behind(void *values, uint64_t value_bytes) {
+    return (uint64_t *)(void *)((char *)values + qe_rank_master_bytes(value_bytes) - QE_ALIGN_BYTES);
+}
+
 int qe_rank_owns(const qe_rank *rank, uint32_t weight) {
     const qe_plan *plan = rank->team->plan;
     return plan->stage_rank[plan->model_ops->weight_stage(plan->model, weight, plan->stages)] == rank->index;
@@ -22,8 +31,9 @@ static int has_gradients(const qe_rank *rank) {
 
 static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes, qe_error *error_out) {
     qe_weight_place *place = &rank->places[weight];
-    place->master = qe_rank_alloc(rank, bytes, error_out);
+    place->master = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
     if (place->master == NULL) return QE_ERROR_MEMORY;
+    place->witness = qe_rank_behind(place->master, bytes);
     rank->state_bytes += bytes;
     if (!has_gradients(rank)) return QE_OK;
     place->grad = qe_rank_alloc(rank, bytes, error_out);
@@ -49,7 +59,8 @@ static qe_status allocate_cache(qe_rank *rank, uint32_t weight, uint64_t values,
     qe_weight_place *place = &rank->places[weight];
     uint64_t codes = plan->model_ops->cache_code_bytes(plan->model, weight);
     uint64_t scales = plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float);
-    place->cache_decoded = qe_rank_alloc(rank, values * sizeof(float), error_out);
+    place->cache_decoded = qe_rank_alloc(rank, qe_rank_master_bytes(values * sizeof(float)), error_out);
+    if (place->cache_decoded != NULL) place->cache_key = qe_rank_behind(place->cache_decoded, values * sizeof(float));
     place->cache_codes = qe_rank_alloc(rank, codes, error_out);
     place->cache_scale_inv = qe_rank_alloc(rank, scales, error_out);
     rank->cache_bytes += values * sizeof(float) + codes + scales;

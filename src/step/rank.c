@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/assert.h"
-#include "step/team.h"
+#include "step/guard.h"
 
 /* Sets the outcome and wakes everybody who waits for this rank. Work that was given to streams is finished first. */
 static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
@@ -24,8 +24,8 @@ static int contracts_on(const qe_rank *rank) {
 }
 
 static void abort_step(qe_rank *rank, qe_binding *binding) {
-    if (rank->violations.count > 0) {
-        qe_program_deinit(&rank->history);
+    qe_program_deinit(&rank->history);
+    if (rank->violations.count > 0 && !rank->guard_fired) {
         qe_error ignored; /* without memory for the history the records still say what happened */
         qe_ledger_history(binding->ledger, &rank->history, &ignored);
     }
@@ -34,6 +34,7 @@ static void abort_step(qe_rank *rank, qe_binding *binding) {
         qe_ledger_step_abort(binding->ledger);
     }
     rank->has_caches = 0;
+    rank->words_stale = 1;
     drop_amaxes(rank);
 }
 
@@ -50,7 +51,9 @@ static void begin(qe_rank *rank, qe_binding *binding) {
         memcpy(binding->staging + 2 * m * tokens, batch->tokens + m * tokens, tokens * sizeof(int32_t));
         memcpy(binding->staging + (2 * m + 1) * tokens, batch->targets + m * tokens, tokens * sizeof(int32_t));
     }
+    rank->guard_fired = 0;
     if (contracts_on(rank)) qe_ledger_step_begin(binding->ledger);
+    qe_guard_begin(rank, binding);
 }
 
 static qe_status read_doubles(qe_rank *rank, double *to, const double *from, size_t count) {
@@ -95,9 +98,20 @@ static qe_status meet(qe_rank *rank, qe_status mine, size_t count) {
     return worst;
 }
 
+/* What the guards of this step's graphs saw. */
+static qe_status guards(qe_rank *rank, qe_binding *binding) {
+    qe_violations found;
+    qe_status status = qe_guard_verdict(rank, binding, &found);
+    if (status != QE_CONTRACT) return status;
+    if (rank->violations.count == 0) rank->violations = found;
+    rank->guard_fired = 1;
+    return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
+}
+
 static qe_status actions(qe_rank *rank, qe_binding *binding) {
     QE_TRY(qe_binding_issue(rank, binding, 0, binding->rank_plan->commit_begin, 1, 1));
     QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    QE_TRY(guards(rank, binding));
     return local_values(rank, binding);
 }
 
@@ -118,6 +132,7 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
     uint32_t end = binding->rank_plan->program.item_count;
     QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 0, 1));
     QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    QE_TRY(guards(rank, binding));
     if (contracts_on(rank)) {
         qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);
         qe_violations ignored; /* checked before */
@@ -177,9 +192,11 @@ void qe_rank_evaluate(qe_rank *rank) {
     begin(rank, binding);
     qe_status status = qe_binding_issue(rank, binding, 0, binding->rank_plan->program.item_count, 1, 1);
     if (status == QE_OK) status = qe_binding_drain(rank, binding, &rank->error);
+    if (status == QE_OK) status = guards(rank, binding);
     if (status == QE_OK && contracts_on(rank)) status = qe_ledger_step_end(binding->ledger, &rank->violations);
     if (status == QE_OK) status = meet(rank, QE_OK, 0);
     if (status == QE_OK) return;
     give_up(rank, binding, status);
+    rank->words_stale = 1;
     if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
 }

@@ -135,6 +135,7 @@ qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *va
     rank->has_caches = 0;
     touch(&rank->train, parameter->weight);
     touch(&rank->evaluate, parameter->weight);
+    rank->words_stale = 1;
     return QE_OK;
 }
 
@@ -326,16 +327,17 @@ qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
     qe_rank *rank = owner_of(team, weight);
     size_t bytes = (size_t)info->rows * info->columns * sizeof(float);
-    float *moved = qe_rank_alloc(rank, bytes, error_out);
+    float *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
     if (moved == NULL) return QE_ERROR_MEMORY;
-    qe_status status =
-        team->options.backend->memory->write(rank->device, moved, rank->places[weight].master, bytes, error_out);
+    qe_status status = team->options.backend->memory->write(rank->device, moved, rank->places[weight].master,
+                                                            qe_rank_master_bytes(bytes), error_out);
     if (status == QE_OK) status = retire(rank, rank->places[weight].master, error_out);
     if (status != QE_OK) {
         team->options.backend->memory->release(rank->device, moved);
         return status;
     }
     rank->places[weight].master = moved;
+    rank->places[weight].witness = qe_rank_behind(moved, bytes);
     status = qe_binding_rebind(rank, &rank->train, error_out);
     return status == QE_OK ? qe_binding_rebind(rank, &rank->evaluate, error_out) : status;
 }

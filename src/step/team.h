@@ -27,6 +27,7 @@ typedef struct qe_edit {
 
 typedef struct qe_segment qe_segment;
 typedef struct qe_sealed_graph qe_sealed_graph;
+typedef struct qe_guard_entry qe_guard_entry;
 
 /* A plan bound to memory on one rank. */
 typedef struct qe_binding {
@@ -48,6 +49,10 @@ typedef struct qe_binding {
     uint32_t *item_segment; /* [item_count] segment that begins there, or QE_NONE */
     qe_sealed_graph *graphs;
     uint32_t graph_count;
+    /* Guards; NULL when eager or without contracts. */
+    uint64_t **words; /* [object_count] witness of each object, or NULL */
+    uint64_t *base; /* [object_count] counters at the beginning of the step */
+    qe_guard_fault *fault;
     qe_event **edge_events; /* [stream_count + 1] fork and joins of a whole-step graph */
 } qe_binding;
 
@@ -66,6 +71,8 @@ typedef struct qe_rank {
     uint64_t state_bytes, cache_bytes;
     void **retired; /* memory that graphs may still point to; freed with the rank */
     uint32_t retired_count;
+    uint8_t words_stale; /* witness words are to be set from the ledger before the next step */
+    uint8_t guard_fired; /* the breach of this step was found by a guard: no submission tells of it */
     uint8_t has_stepped; /* a training step was begun: buffers were written */
     uint8_t has_caches; /* the last training step left every cache filled, and no weight was written since */
     double *values, *gathered; /* for the meeting: norms by weight, then the loss */
@@ -105,11 +112,17 @@ struct qe_team {
 qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out);
 void qe_rank_release(qe_rank *rank);
 int qe_rank_owns(const qe_rank *rank, uint32_t weight);
+/* Bytes of values with a line for their witness behind them, and where that line is. */
+uint64_t qe_rank_master_bytes(uint64_t value_bytes);
+uint64_t *qe_rank_behind(void *values, uint64_t value_bytes);
 void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
 
 /* bind.c */
 qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *plan, qe_error *error_out);
 void qe_binding_destroy(qe_rank *rank, qe_binding *binding);
+
+/* bind.c: the witness word of the slot a unit uses; NULL where it uses none. */
+uint64_t *qe_binding_slot_witness(const qe_binding *binding, const qe_unit *unit, qe_slot_kind kind);
 
 /* bind.c: gives all ops their addresses again, after memory has moved. */
 qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out);

@@ -10,7 +10,43 @@ static qe_status transfer_run(const qe_device *device, const qe_args_transfer *a
     return device->comm->recv(args->channel, args->bytes_at, args->bytes);
 }
 
+/* A guard that fired turns commits and folds into nothing. */
+static int is_vetoed(const qe_guard_fault *fault) {
+    return fault != NULL && fault->fired;
+}
+
+static void adamw_run(const host_kernels *kernels, const qe_args_adamw *args) {
+    if (is_vetoed(args->fault)) return;
+    kernels->adamw(args);
+    if (args->witness != NULL) ++*args->witness;
+}
+
+static void quantize_weight_run(const host_kernels *kernels, const qe_args_quantize_weight *args) {
+    kernels->quantize_weight(args);
+    if (args->key == NULL) return;
+    args->key[0] = *args->weight_witness;
+    args->key[1] = args->scale_epoch != NULL ? *args->scale_epoch : 0;
+}
+
+static void stamp_run(const qe_args_stamp *args) {
+    for (uint32_t i = 0; i < args->count; ++i) ++*args->words[i];
+}
+
+/* The first guard that fires is kept. */
+static void guard_run(const qe_args_guard *args) {
+    for (uint32_t i = 0; i < args->count && !args->fault->fired; ++i) {
+        const uint64_t found = *args->words[i];
+        if (found == args->expected[i]) continue;
+        *args->fault = (qe_guard_fault){.fired = 1,
+                                        .launch = *args->launch,
+                                        .entry = args->first_entry + i,
+                                        .expected = args->expected[i],
+                                        .found = found};
+    }
+}
+
 static void fold_run(const qe_args_fold *args) {
+    if (is_vetoed(args->fault)) return;
     for (uint32_t i = 0; i < args->count; ++i) qe_scale_fold(args->states[i], args->recipe);
 }
 
@@ -29,7 +65,7 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_NORM_QUANTIZE: kernels->norm_quantize(&args->norm); break;
         case QE_OP_NORM_BACKWARD: kernels->norm_backward(&args->norm_backward); break;
         case QE_OP_QUANTIZE: kernels->quantize(&args->quantize); break;
-        case QE_OP_QUANTIZE_WEIGHT: kernels->quantize_weight(&args->quantize_weight); break;
+        case QE_OP_QUANTIZE_WEIGHT: quantize_weight_run(kernels, &args->quantize_weight); break;
         case QE_OP_LINEAR: qe_host_linear(&args->linear, sgemm); break;
         case QE_OP_LINEAR_INPUT_GRAD: qe_host_linear_input_grad(&args->linear_input_grad, sgemm); break;
         case QE_OP_LINEAR_WEIGHT_GRAD: qe_host_linear_weight_grad(&args->linear_weight_grad, kernels, sgemm); break;
@@ -42,8 +78,10 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_CROSS_ENTROPY: kernels->cross_entropy(&args->cross_entropy); break;
         case QE_OP_COPY: copy_run(&args->copy); break;
         case QE_OP_GRAD_NORM: kernels->grad_norm(&args->grad_norm); break;
-        case QE_OP_ADAMW: kernels->adamw(&args->adamw); break;
+        case QE_OP_ADAMW: adamw_run(kernels, &args->adamw); break;
         case QE_OP_FOLD: fold_run(&args->fold); break;
+        case QE_OP_STAMP: stamp_run(&args->stamp); break;
+        case QE_OP_GUARD: guard_run(&args->guard); break;
         case QE_OP_SEND:
         case QE_OP_RECV: return transfer_run(device, &args->transfer, op->kind);
         case QE_OP_KINDS: return QE_ERROR_ARGUMENT;

@@ -1,0 +1,291 @@
+/* guard.c - what guards look at and what they expect. See guard.h. */
+#include "step/guard.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+
+enum { BLOCK_HEAD = 1 }; /* a block is: who launches, then the expected numbers of head and tail */
+
+static void weight_words(const qe_rank *rank, const qe_binding *binding, uint32_t weight, uint64_t **words) {
+    const qe_weight_place *place = &binding->places[weight];
+    if (place->weight_object == QE_NONE) return;
+    words[place->weight_object] = rank->places[weight].witness;
+    if (place->cache_object != QE_NONE) words[place->cache_object] = place->cache_key;
+    for (int role = 0; role < QE_SCALE_ROLES; role++)
+        if (place->scale_object[role] != QE_NONE) words[place->scale_object[role]] = &place->scale[role]->epoch;
+}
+
+/* Where each object's witness is; NULL for those without one. */
+static void find_words(const qe_rank *rank, const qe_binding *binding, uint64_t **words) {
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
+        weight_words(rank, binding, weight, words);
+    for (uint32_t p = 0; p < binding->rank_plan->pool_count; p++) {
+        const qe_pool *pool = &binding->rank_plan->pools[p];
+        for (uint32_t slot = 0; slot < pool->count; slot++)
+            words[pool->objects[slot]] =
+                (uint64_t *)(void *)(binding->pool_memory[p] + (slot + 1) * pool->slot_bytes - QE_ALIGN_BYTES);
+    }
+}
+
+qe_status qe_guard_create(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+    const qe_program *program = &binding->rank_plan->program;
+    const qe_team_options *options = &rank->team->options;
+    if (options->capture == QE_CAPTURE_NONE || options->contracts == QE_CONTRACTS_OFF) return QE_OK;
+    binding->words = calloc(program->object_count + 1u, sizeof *binding->words);
+    binding->base = calloc(program->object_count + 1u, sizeof *binding->base);
+    binding->fault = qe_rank_alloc(rank, sizeof *binding->fault, error_out);
+    if (binding->words == NULL || binding->base == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the guards of rank %u", rank->index);
+    if (binding->fault == NULL) return QE_ERROR_MEMORY;
+    find_words(rank, binding, binding->words);
+    rank->words_stale = 1;
+    return QE_OK;
+}
+
+void qe_guard_refresh(const qe_rank *rank, qe_binding *binding) {
+    if (binding->words != NULL) find_words(rank, binding, binding->words);
+}
+
+void qe_guard_destroy(qe_rank *rank, qe_binding *binding) {
+    if (binding->fault != NULL) rank->team->options.backend->memory->release(rank->device, binding->fault);
+    free(binding->words);
+    free(binding->base);
+    binding->fault = NULL;
+    binding->words = NULL;
+    binding->base = NULL;
+}
+
+/* What a segment finds at its head and leaves at its tail, per object. */
+typedef struct object_span {
+    uint8_t seen, at_head;
+    uint64_t head, tail; /* counters, or the weight version of a cache's key */
+    uint64_t head_epoch, tail_epoch; /* cache: scale epoch of the key */
+} object_span;
+
+static int changes(const qe_effect *effect) {
+    return effect->kind == QE_EFFECT_SLOT_ACQUIRE || effect->kind == QE_EFFECT_WEIGHT_COMMIT ||
+           effect->kind == QE_EFFECT_SCALE_FOLD;
+}
+
+static void note_effect(object_span *span, const qe_effect *effect) {
+    uint64_t before = effect->version, after = effect->version;
+    if (effect->kind == QE_EFFECT_SLOT_ACQUIRE)
+        before = effect->version - 1;
+    else if (changes(effect))
+        after = effect->version + 1;
+    if (!span->seen) {
+        span->seen = 1;
+        span->at_head = effect->kind != QE_EFFECT_CACHE_FILL; /* what is filled here holds nothing yet */
+        span->head = before;
+        span->head_epoch = effect->epoch;
+    }
+    span->tail = after;
+    span->tail_epoch = effect->epoch;
+}
+
+static void note_segment(const qe_binding *binding, const qe_segment *segment, object_span *spans) {
+    const qe_program *program = &binding->rank_plan->program;
+    for (uint32_t i = segment->first; i < segment->end; i++) {
+        const qe_item *item = &program->items[i];
+        for (uint32_t e = 0; item->kind == QE_ITEM_OP && e < item->effect_count; e++) {
+            const qe_effect *effect = &program->effects[item->first_effect + e];
+            if (binding->words[effect->object] != NULL) note_effect(&spans[effect->object], effect);
+        }
+    }
+}
+
+/* The last graph before the commit looks at all that the commit will change: what is wrong there is known before the
+ * ranks meet, so nothing is committed anywhere. */
+static void note_commit(const qe_binding *binding, const qe_segment *segment, object_span *spans) {
+    const qe_rank_plan *plan = binding->rank_plan;
+    if (segment->end != plan->commit_begin) return;
+    for (uint32_t i = plan->commit_begin; i < plan->exit_begin; i++) {
+        const qe_item *item = &plan->program.items[i];
+        for (uint32_t e = 0; item->kind == QE_ITEM_OP && e < item->effect_count; e++) {
+            const qe_effect *effect = &plan->program.effects[item->first_effect + e];
+            object_span *span = &spans[effect->object];
+            if (!changes(effect) || span->seen) continue;
+            span->seen = 1;
+            span->tail = effect->version;
+        }
+    }
+}
+
+static void add_entry(qe_segment *segment, uint32_t *count, const uint64_t *word, const uint64_t *base,
+                      uint64_t relative, uint32_t object) {
+    segment->entries[*count] = (qe_guard_entry){.word = word, .base = base, .relative = relative, .object = object};
+    ++*count;
+}
+
+static void add_object(const qe_binding *binding, qe_segment *segment, uint32_t *count, uint32_t object,
+                       uint64_t version, uint64_t epoch) {
+    static const uint64_t no_scale = 0;
+    const qe_object *about = &binding->rank_plan->program.objects[object];
+    const uint64_t *word = binding->words[object];
+    if (about->kind != QE_OBJECT_CACHE) {
+        add_entry(segment, count, word, &binding->base[object], version, object);
+        return;
+    }
+    add_entry(segment, count, &word[0], &binding->base[about->weight], version, object);
+    add_entry(segment, count, &word[1], about->scale == QE_NONE ? &no_scale : &binding->base[about->scale],
+              about->scale == QE_NONE ? 0 : epoch, object);
+}
+
+static void list_entries(const qe_binding *binding, qe_segment *segment, const object_span *spans) {
+    uint32_t objects = binding->rank_plan->program.object_count, count = 0;
+    for (uint32_t object = 0; object < objects; object++)
+        if (spans[object].seen && spans[object].at_head)
+            add_object(binding, segment, &count, object, spans[object].head, spans[object].head_epoch);
+    segment->head_count = count;
+    for (uint32_t object = 0; object < objects; object++)
+        if (spans[object].seen)
+            add_object(binding, segment, &count, object, spans[object].tail, spans[object].tail_epoch);
+    segment->entry_count = count;
+}
+
+qe_status qe_guard_segment(qe_binding *binding, qe_segment *segment, qe_error *error_out) {
+    uint32_t objects = binding->rank_plan->program.object_count;
+    if (binding->words == NULL) return QE_OK;
+    object_span *spans = calloc(objects + 1u, sizeof *spans);
+    uint32_t most = 4 * objects; /* head and tail, a cache has two words */
+    segment->entries = calloc(most + 1u, sizeof *segment->entries);
+    segment->block = calloc(most + BLOCK_HEAD, sizeof *segment->block);
+    int failed = spans == NULL || segment->entries == NULL || segment->block == NULL;
+    if (!failed) {
+        note_segment(binding, segment, spans);
+        note_commit(binding, segment, spans);
+        list_entries(binding, segment, spans);
+    }
+    free(spans);
+    return failed ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a guard of %u objects", objects)
+                  : QE_OK;
+}
+
+static qe_op guard_op(const qe_binding *binding, const qe_sealed_graph *graph, uint32_t first, uint32_t count) {
+    qe_op op = {.kind = QE_OP_GUARD};
+    op.args.guard = (qe_args_guard){.words = (const uint64_t *const *)graph->guard_words + first,
+                                    .expected = graph->guard_block + BLOCK_HEAD + first,
+                                    .launch = graph->guard_block,
+                                    .fault = binding->fault,
+                                    .count = count,
+                                    .first_entry = first};
+    return op;
+}
+
+qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_sealed_graph *graph,
+                         qe_error *error_out) {
+    if (binding->words == NULL) return QE_OK;
+    graph->guard_words = qe_rank_alloc(rank, (segment->entry_count + 1u) * sizeof *graph->guard_words, error_out);
+    graph->guard_block =
+        qe_rank_alloc(rank, (segment->entry_count + BLOCK_HEAD) * sizeof *graph->guard_block, error_out);
+    if (graph->guard_words == NULL || graph->guard_block == NULL) return QE_ERROR_MEMORY;
+    for (uint32_t i = 0; i < segment->entry_count; i++) graph->guard_words[i] = segment->entries[i].word;
+    graph->head_guard = guard_op(binding, graph, 0, segment->head_count);
+    graph->tail_guard = guard_op(binding, graph, segment->head_count, segment->entry_count - segment->head_count);
+    return QE_OK;
+}
+
+void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph) {
+    const qe_memory_ops *memory = rank->team->options.backend->memory;
+    if (graph->guard_words != NULL) memory->release(rank->device, (void *)graph->guard_words);
+    if (graph->guard_block != NULL) memory->release(rank->device, graph->guard_block);
+}
+
+void qe_guard_arm(qe_segment *segment, uint32_t index, const qe_sealed_graph *graph) {
+    if (graph->guard_block == NULL) return;
+    for (uint32_t i = 0; i < segment->entry_count; i++) QE_ASSERT(graph->guard_words[i] == segment->entries[i].word);
+    segment->block[0] = index;
+    segment->arm = (qe_op){.kind = QE_OP_COPY};
+    segment->arm.args.copy = (qe_args_copy){.from = segment->block,
+                                            .to = graph->guard_block,
+                                            .bytes = (segment->entry_count + BLOCK_HEAD) * sizeof *segment->block};
+}
+
+/* The ledger that knows the versions of weights and scales: evaluation follows training. */
+static const qe_binding *keeper(const qe_rank *rank, const qe_binding *binding) {
+    return rank->train.plan != NULL ? &rank->train : binding;
+}
+
+static void read_weight_counters(const qe_rank *rank, qe_binding *binding, uint32_t weight) {
+    const qe_weight_place *here = &binding->places[weight];
+    const qe_binding *known = keeper(rank, binding);
+    if (here->weight_object == QE_NONE) return;
+    binding->base[here->weight_object] = qe_ledger_counter(known->ledger, known->places[weight].weight_object);
+    for (int role = 0; role < QE_SCALE_ROLES; role++)
+        if (here->scale_object[role] != QE_NONE)
+            binding->base[here->scale_object[role]] =
+                qe_ledger_counter(known->ledger, known->places[weight].scale_object[role]);
+}
+
+static void read_counters(const qe_rank *rank, qe_binding *binding) {
+    const qe_program *program = &binding->rank_plan->program;
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
+        read_weight_counters(rank, binding, weight);
+    for (uint32_t object = 0; object < program->object_count; object++)
+        if (program->objects[object].kind == QE_OBJECT_SLOT)
+            binding->base[object] = qe_ledger_counter(binding->ledger, object);
+}
+
+/* After an abort some declared changes never ran. Words are set to what the ledger counts. */
+static void set_words(const qe_rank *rank, qe_binding *binding) {
+    if (binding->plan == NULL || binding->words == NULL) return;
+    read_counters(rank, binding);
+    const qe_program *program = &binding->rank_plan->program;
+    for (uint32_t object = 0; object < program->object_count; object++)
+        if (binding->words[object] != NULL && program->objects[object].kind != QE_OBJECT_CACHE)
+            *binding->words[object] = binding->base[object];
+}
+
+void qe_guard_begin(qe_rank *rank, qe_binding *binding) {
+    if (binding->words == NULL) return;
+    if (rank->words_stale) {
+        set_words(rank, &rank->train);
+        set_words(rank, &rank->evaluate);
+        rank->words_stale = 0;
+    }
+    read_counters(rank, binding);
+    memset(binding->fault, 0, sizeof *binding->fault);
+    for (uint32_t s = 0; s < binding->segment_count; s++) {
+        qe_segment *segment = &binding->segments[s];
+        for (uint32_t i = 0; i < segment->entry_count; i++)
+            segment->block[BLOCK_HEAD + i] = *segment->entries[i].base + segment->entries[i].relative;
+    }
+}
+
+static qe_rule rule_of(qe_object_kind kind) {
+    switch (kind) {
+        case QE_OBJECT_SLOT: return QE_RULE_SLOT_STALE;
+        case QE_OBJECT_WEIGHT: return QE_RULE_WEIGHT_VERSION;
+        case QE_OBJECT_SCALE: return QE_RULE_SCALE_EPOCH;
+        default: return QE_RULE_CACHE_STALE;
+    }
+}
+
+qe_status qe_guard_verdict(qe_rank *rank, qe_binding *binding, qe_violations *violations_out) {
+    qe_guard_fault fault;
+    if (binding->words == NULL) return QE_OK;
+    QE_TRY(rank->team->options.backend->memory->read(rank->device, &fault, binding->fault, sizeof fault, &rank->error));
+    if (!fault.fired) return QE_OK;
+    QE_ASSERT(fault.launch < binding->segment_count);
+    const qe_segment *segment = &binding->segments[fault.launch];
+    QE_ASSERT(fault.entry < segment->entry_count);
+    uint32_t object = segment->entries[fault.entry].object;
+    uint32_t item = fault.entry < segment->head_count ? segment->first : segment->end - 1;
+    const qe_program *program = &binding->rank_plan->program;
+    memset(violations_out, 0, sizeof *violations_out);
+    violations_out->count = violations_out->total = 1;
+    violations_out->record[0] = (qe_violation){
+        .rule = rule_of(program->objects[object].kind),
+        .item = item,
+        .other_item = QE_NONE,
+        .object = object,
+        .stream = program->items[item].stream,
+        .stage = program->items[item].stage,
+        .microbatch = program->items[item].microbatch,
+        .expected = fault.expected,
+        .found = fault.found,
+        .count = 1,
+    };
+    return QE_CONTRACT;
+}

@@ -1,0 +1,160 @@
+/* Guards: what no declaration covers is still found before it reaches a weight. A rogue copy, which nobody declared, is
+ * slipped onto the compute stream between two graphs of a running step and lands on an object's witness word. */
+#include "step_world.h"
+
+#include "step/guard.h"
+
+enum { STEPS = 4 };
+
+typedef struct rogue {
+    uint32_t countdown; /* launches until the write; 0: disarmed */
+    qe_op op;
+} rogue;
+
+static rogue planted;
+static const uint64_t garbage = UINT64_C(0x0123456789abcdef);
+
+static qe_status launch_with_rogue(qe_graph *graph, qe_stream *stream) {
+    if (planted.countdown > 0 && --planted.countdown == 0) {
+        qe_status status = qe_host_backend()->stream->submit(stream, &planted.op);
+        if (status != QE_OK) return status;
+    }
+    return qe_host_backend()->graph->launch(graph, stream);
+}
+
+static void open_rogue_world(world *w, world_options *options, qe_backend *backend, qe_graph_ops *graph) {
+    *backend = *qe_host_backend();
+    *graph = *backend->graph;
+    graph->launch = launch_with_rogue;
+    backend->graph = graph;
+    planted.countdown = 0;
+    options->backend = backend;
+    options->schedule = "1f1b";
+    options->ranks = 1; /* one submitter, so that the countdown is one thread's */
+    world_open(w, options);
+}
+
+static uint32_t object_named(const world *w, const char *name) {
+    const qe_program *program = qe_team_program(w->team, 0);
+    for (uint32_t i = 0; i < program->object_count; i++)
+        if (strcmp(program->objects[i].name, name) == 0) return i;
+    fail_msg("no object %s", name);
+    return 0;
+}
+
+static void plant(world *w, uint32_t object, uint32_t launches) {
+    planted.op = (qe_op){.kind = QE_OP_COPY};
+    planted.op.args.copy = (qe_args_copy){.from = &garbage, .to = w->team->ranks[0].train.words[object], .bytes = 8};
+    planted.countdown = launches;
+}
+
+static const struct {
+    const char *object;
+    qe_rule rule;
+} victims[] = {
+    {"I.s0.0", QE_RULE_SLOT_STALE},
+    {"X.s0.0", QE_RULE_SLOT_STALE},
+    {"model.layers.1.self_attn.qkv_proj", QE_RULE_WEIGHT_VERSION},
+    {"model.norm", QE_RULE_WEIGHT_VERSION},
+    {"model.layers.2.mlp.down_proj.dy", QE_RULE_SCALE_EPOCH},
+    {"model.layers.0.mlp.gate_up_proj.cache", QE_RULE_CACHE_STALE},
+};
+
+static void steps(world *w, int count) {
+    for (int i = 0; i < count; i++) world_step(w, 0);
+}
+
+static void an_undeclared_write_is_trapped_before_it_reaches_a_weight(void **state) {
+    (void)state;
+    const qe_capture units[] = {QE_CAPTURE_LAYER, QE_CAPTURE_ACTION};
+    for (size_t unit = 0; unit < 2; unit++)
+        for (size_t i = 0; i < sizeof victims / sizeof *victims; i++) {
+            world w, quiet;
+            qe_backend backend;
+            qe_graph_ops graph;
+            world_options options = {.capture = units[unit]}, usual = {.capture = units[unit], .schedule = "1f1b"};
+            world_open(&quiet, &usual);
+            steps(&quiet, STEPS);
+            open_rogue_world(&w, &options, &backend, &graph);
+            steps(&w, 2);
+            world_hash before = world_state(&w);
+            plant(&w, object_named(&w, victims[i].object), 4);
+            assert_int_equal(world_try_step(&w, 0), QE_CONTRACT);
+            assert_int_equal(w.result.violations.record[0].rule, victims[i].rule);
+            assert_int_equal(w.result.violations.record[0].object, object_named(&w, victims[i].object));
+            assert_true(w.result.violations.record[0].found == garbage ||
+                        victims[i].rule == QE_RULE_SLOT_STALE); /* a later stamp may have counted on from it */
+            assert_string_equal(before.text, world_state(&w).text);
+            steps(&w, STEPS - 2);
+            assert_string_equal(world_state(&quiet).text, world_state(&w).text);
+            world_close(&w);
+            world_close(&quiet);
+        }
+}
+
+static void without_contracts_nobody_sees_it(void **state) {
+    (void)state;
+    world w;
+    qe_backend backend;
+    qe_graph_ops graph;
+    world_options options = {.capture = QE_CAPTURE_ACTION, .contracts = QE_CONTRACTS_OFF};
+    open_rogue_world(&w, &options, &backend, &graph);
+    assert_null(w.team->ranks[0].train.words); /* no guards were recorded */
+    steps(&w, 2);
+    world_close(&w);
+}
+
+static void words_count_what_was_done(void **state) {
+    (void)state;
+    world w;
+    world_options options = {.capture = QE_CAPTURE_ACTION, .schedule = "zbh1", .ranks = 2, .microbatches = 8};
+    world_open(&w, &options);
+    steps(&w, 3);
+    for (uint32_t r = 0; r < 2; r++) {
+        const qe_binding *binding = &w.team->ranks[r].train;
+        const qe_program *program = &binding->rank_plan->program;
+        for (uint32_t i = 0; i < program->object_count; i++)
+            if (binding->words[i] != NULL && program->objects[i].kind != QE_OBJECT_CACHE)
+                assert_int_equal(*binding->words[i], qe_ledger_counter(binding->ledger, i));
+    }
+    world_close(&w);
+}
+
+static void a_commit_behind_a_guard_that_fired_is_nothing(void **state) {
+    (void)state;
+    qe_device *device = NULL;
+    qe_error error = {0};
+    must(qe_host_backend()->open(&device, &error), &error, "device");
+    float weight = 1.0f, grad = 2.0f, m = 0.0f, v = 0.0f, history[2] = {0};
+    uint64_t version = 5;
+    qe_guard_fault fault = {.fired = 1};
+    qe_adamw step = {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.9f, .epsilon = 1e-8f, .bias_correction1 = 0.1f,
+                     .bias_correction2 = 0.1f, .gradient_scale = 1.0f};
+    qe_scale_state scale = {.scale = 1.0f, .amax = 2.0f, .history = history, .history_length = 2, .format_max = 448.0f};
+    qe_scale_state *scales[] = {&scale};
+    qe_recipe recipe = {.kind = QE_RECIPE_DELAYED, .history_length = 2};
+    qe_op adamw = {.kind = QE_OP_ADAMW}, fold = {.kind = QE_OP_FOLD};
+    adamw.args.adamw = (qe_args_adamw){.weight = &weight, .grad = &grad, .moment1 = &m, .moment2 = &v, .count = 1,
+                                       .step = &step, .witness = &version, .fault = &fault};
+    fold.args.fold = (qe_args_fold){.states = scales, .count = 1, .recipe = &recipe, .fault = &fault};
+    for (int fired = 1; fired >= 0; fired--) {
+        fault.fired = (uint64_t)fired;
+        must(qe_host_backend()->run(device, &adamw, &error), &error, "adamw");
+        must(qe_host_backend()->run(device, &fold, &error), &error, "fold");
+        assert_int_equal(weight == 1.0f, fired);
+        assert_int_equal(version, fired ? 5 : 6);
+        assert_int_equal(scale.epoch, fired ? 0 : 1);
+        assert_int_equal(scale.amax == 2.0f, fired);
+    }
+    qe_host_backend()->close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_undeclared_write_is_trapped_before_it_reaches_a_weight),
+        cmocka_unit_test(without_contracts_nobody_sees_it),
+        cmocka_unit_test(words_count_what_was_done),
+        cmocka_unit_test(a_commit_behind_a_guard_that_fired_is_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
