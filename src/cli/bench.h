@@ -20,6 +20,7 @@ typedef enum qe_bench_variant {
     QE_BENCH_FP32,
     QE_BENCH_BASELINE,
     QE_BENCH_UNCHECKED,
+    QE_BENCH_CAPTURED,
     QE_BENCH_VARIANTS
 } qe_bench_variant;
 
@@ -57,6 +58,18 @@ typedef struct qe_bench_contracts {
     double step_check_us; /* begin, all items, end; all ranks one after the other; cold */
 } qe_bench_contracts;
 qe_status qe_bench_contracts_measure(const qe_plan *plan, qe_bench_contracts *contracts_out, qe_error *error_out);
+
+/* Recorded graphs of the size of an action, with ops that do nothing: what is left is the cost of replay. */
+typedef struct qe_bench_graphs {
+    uint64_t ops, words;  /* of the graph; of its two guards together */
+    double launch_ns;     /* the submitter's time for arming and launching one */
+    double seal_ns;       /* comparing its ops with what was recorded */
+    double replay_ns;     /* both: host time of a replay beyond its ops */
+    double eager_ns;      /* the submitter's time for the same ops one by one */
+    double node_ns;       /* one op inside, start to end */
+    double guard_ns;      /* both guards */
+} qe_bench_graphs;
+qe_status qe_bench_graphs_measure(qe_bench_graphs *graphs_out, qe_error *error_out);
 
 /* Kernels alone on the calling thread, at the model's sizes. */
 typedef struct qe_bench_quantize {

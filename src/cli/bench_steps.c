@@ -45,7 +45,9 @@ qe_bench_spread qe_bench_steps_ratio(const qe_bench_steps *bench, qe_bench_varia
 
 static void settings_of(qe_bench_variant variant, const qe_settings *configured, qe_settings *settings_out) {
     *settings_out = *configured;
-    settings_out->train.mode = variant == QE_BENCH_BASELINE ? QE_TRAIN_BASELINE : QE_TRAIN_EAGER;
+    settings_out->train.mode = variant == QE_BENCH_BASELINE   ? QE_TRAIN_BASELINE
+                               : variant == QE_BENCH_CAPTURED ? QE_TRAIN_CAPTURED
+                                                              : QE_TRAIN_EAGER;
     settings_out->contracts.mode = variant == QE_BENCH_UNCHECKED ? QE_CONTRACTS_SETTING_OFF : QE_CONTRACTS_SETTING_TRAP;
     if (variant <= QE_BENCH_FP32) settings_out->recipe.kind = (qe_recipe_kind)variant;
 }

@@ -14,6 +14,7 @@ typedef struct bench {
     double load; /* of the machine before anything ran; negative: unknown */
     qe_bench_steps timed;
     qe_bench_contracts contracts;
+    qe_bench_graphs graphs;
     qe_bench_kernels kernels;
     uint64_t *doubled_slot_bytes; /* [ranks] at twice the microbatches; NULL: the schedule is a file */
 } bench;
@@ -31,6 +32,7 @@ static const ratio ratios[] = {
     {"bf16_over_fp32", "bf16 / fp32", QE_BENCH_BF16, QE_BENCH_FP32},
     {"delayed_over_fp32", "delayed / fp32", QE_BENCH_DELAYED, QE_BENCH_FP32},
     {"baseline_over_eager", "baseline / eager", QE_BENCH_BASELINE, -1},
+    {"captured_over_eager", "captured / eager", QE_BENCH_CAPTURED, -1},
     {"trap_over_off", "contracts trap / off", -1, QE_BENCH_UNCHECKED},
 };
 enum { RATIOS = sizeof ratios / sizeof *ratios };
@@ -53,6 +55,7 @@ static double check_share(const bench *b) {
 static const char *variant_text(qe_bench_variant variant) {
     if (variant == QE_BENCH_BASELINE) return "baseline";
     if (variant == QE_BENCH_UNCHECKED) return "contracts off";
+    if (variant == QE_BENCH_CAPTURED) return "captured";
     return qe_recipe_name((qe_recipe_kind)variant);
 }
 
@@ -85,6 +88,7 @@ static qe_status plan_doubled(bench *b, qe_error *error) {
 static qe_status measure(bench *b, qe_error *error) {
     QE_TRY(qe_bench_steps_measure(&b->timed, &b->settings, b->steps, b->pairs, b->cli->terminal, error));
     QE_TRY(qe_bench_contracts_measure(configured(b)->train, &b->contracts, error));
+    QE_TRY(qe_bench_graphs_measure(&b->graphs, error));
     QE_TRY(qe_bench_kernels_measure(&b->settings, &b->kernels, error));
     return plan_doubled(b, error);
 }
@@ -126,6 +130,18 @@ static void print_contracts(const bench *b) {
     printf("  %-40s %10.4f %%\n", "share of a step", 100 * check_share(b));
 }
 
+static void print_graphs(const bench *b) {
+    const qe_bench_graphs *g = &b->graphs;
+    printf("\nrecorded graphs (%llu ops that do nothing, guards of %llu words)\n", (unsigned long long)g->ops,
+           (unsigned long long)g->words);
+    printf("  %-40s %10.1f ns\n", "arm and launch one", g->launch_ns);
+    printf("  %-40s %10.1f ns\n", "compare it with its seal", g->seal_ns);
+    printf("  %-40s %10.1f ns\n", "host time of a replay beyond its ops", g->replay_ns);
+    printf("  %-40s %10.1f ns\n", "submit the same ops one by one", g->eager_ns);
+    printf("  %-40s %10.1f ns\n", "an op inside, start to end", g->node_ns);
+    printf("  %-40s %10.1f ns\n", "both guards", g->guard_ns);
+}
+
 static void print_kernels(const bench *b) {
     printf("\n%-24s %14s %10s %12s %12s\n", "quantize and amax", "shape", "G elem/s", "copy", "ratio");
     for (int i = 0; i < QE_BENCH_QUANTIZE_ROWS; i++) {
@@ -164,8 +180,10 @@ static json_t *steps_json(const bench *b) {
         qe_bench_variant variant = (qe_bench_variant)v;
         qe_recipe_kind recipe = variant <= QE_BENCH_FP32 ? (qe_recipe_kind)variant : b->settings.recipe.kind;
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:f, s:f}", "recipe", qe_recipe_name(recipe), "mode",
-                                              variant == QE_BENCH_BASELINE ? "baseline" : "eager", "contracts",
-                                              variant == QE_BENCH_UNCHECKED ? "off" : "trap", "step_ms",
+                                              variant == QE_BENCH_BASELINE   ? "baseline"
+                                              : variant == QE_BENCH_CAPTURED ? "captured"
+                                                                             : "eager",
+                                              "contracts", variant == QE_BENCH_UNCHECKED ? "off" : "trap", "step_ms",
                                               1e3 * qe_bench_steps_seconds(&b->timed, variant), "tokens_per_s",
                                               tokens_per_s(b, variant)));
     }
@@ -189,6 +207,13 @@ static json_t *contracts_json(const bench *b) {
                      "ops_per_step", (json_int_t)c->ops_per_step, "check_ns", c->check_ns, "check_cold_ns",
                      c->check_cold_ns, "judge_ns", c->judge_ns, "step_check_us", c->step_check_us, "check_share",
                      check_share(b));
+}
+
+static json_t *graphs_json(const bench *b) {
+    const qe_bench_graphs *g = &b->graphs;
+    return json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "ops", (json_int_t)g->ops, "words",
+                     (json_int_t)g->words, "launch_ns", g->launch_ns, "seal_ns", g->seal_ns, "replay_ns", g->replay_ns,
+                     "eager_ns", g->eager_ns, "node_ns", g->node_ns, "guard_ns", g->guard_ns);
 }
 
 static json_t *kernels_json(const bench *b) {
@@ -238,6 +263,7 @@ static int report_json(const bench *b) {
     json_object_set_new(document, "step_times", steps_json(b));
     json_object_set_new(document, "step_time_ratios", ratios_json(b));
     json_object_set_new(document, "contracts", contracts_json(b));
+    json_object_set_new(document, "graphs", graphs_json(b));
     json_object_set_new(document, "kernels", kernels_json(b));
     json_object_set_new(document, "memory", memory_json(b));
     return qe_cli_json(document, QE_EXIT_OK);
@@ -248,6 +274,7 @@ static int report(const bench *b) {
     print_head(b);
     print_steps(b);
     print_contracts(b);
+    print_graphs(b);
     print_kernels(b);
     print_memory(b);
     return QE_EXIT_OK;
@@ -282,7 +309,8 @@ const qe_command qe_command_bench = {
     .arguments = "[CONFIG.yaml]",
     .summary = "time recipes, modes, contracts and kernels against each other in one run",
     .details =
-        "Opens the configured pipeline once per recipe, as the baseline, and with contracts off, and lets them take\n"
+        "Opens the configured pipeline once per recipe, as baseline, captured, and without contracts, and lets them "
+        "take\n"
         "turns: N steps each, K rounds, after a warm-up. Ratios are taken within a round; every figure is a median.\n"
         "Then, on the same plan, the ledger alone (ns per check, share of a step), the kernels alone at the model's\n"
         "sizes, and the bytes of slots with the configured and with twice the microbatches. Nothing is kept: no\n"
