@@ -15,12 +15,12 @@ class Bench(Case):
         times = {(row["recipe"], row["mode"], row["contracts"]): row for row in told["step_times"]}
         self.assertEqual(sorted(times), sorted(
             [(recipe, "eager", "trap") for recipe in ("delayed", "current", "block", "bf16", "fp32")]
-            + [("delayed", "baseline", "trap"), ("delayed", "eager", "off")]))
+            + [("delayed", mode, "trap") for mode in ("baseline", "captured")] + [("delayed", "eager", "off")]))
         for row in told["step_times"]:
             self.assertAlmostEqual(row["step_ms"] * row["tokens_per_s"], 1e3 * 4 * 16, delta=1e-3)
         self.assertEqual(sorted(told["step_time_ratios"]), [
-            "baseline_over_eager", "bf16_over_fp32", "block_over_bf16", "current_over_bf16", "delayed_over_bf16",
-            "delayed_over_fp32", "trap_over_off"])
+            "baseline_over_eager", "bf16_over_fp32", "block_over_bf16", "captured_over_eager", "current_over_bf16",
+            "delayed_over_bf16", "delayed_over_fp32", "trap_over_off"])
         for ratio in told["step_time_ratios"].values():
             self.assertTrue(all(math.isfinite(figure) and figure > 0 for figure in ratio.values()))
             self.assertLessEqual(ratio["quartile_low"], ratio["median"])
@@ -34,6 +34,9 @@ class Bench(Case):
                                contracts["items_per_step"] * contracts["check_cold_ns"] / 1e3, places=6)
         self.assertAlmostEqual(contracts["check_share"], contracts["step_check_us"] / 1e3
                                / times["delayed", "eager", "trap"]["step_ms"], places=9)
+        graphs = told["graphs"]
+        self.assertTrue(all(figure > 0 for figure in graphs.values()))
+        self.assertAlmostEqual(graphs["replay_ns"], graphs["launch_ns"] + graphs["seal_ns"], places=6)
         self.assertTrue(all(row["gelements_per_s"] > 0 for row in told["kernels"]["quantize"]))
         self.assertEqual([row["name"] for row in told["kernels"]["matrix_products"]],
                          ["qkv", "attention out", "gate and up", "down", "head"])
