@@ -4,7 +4,7 @@
  *   qe_ledger_issue  - the next item of the certified program: counters are compared, O(effects), no clocks.
  *   qe_ledger_submit - anything else: the full judgement with vector clocks. The first departure from the certified
  *                      order rebuilds the clocks by judging the items of this step that were issued before it.
- * Both check first and then apply: a refused submission leaves the ledger as it was.
+ * Both check first and then apply: a refused submission leaves the ledger as it was (but see qe_ledger_observe).
  *
  *   IDLE --step_begin--> OPEN --issue/submit--> OPEN --step_end--> IDLE
  *                         '------step_abort------> IDLE (counters as at step_begin, but slot generations and weight
@@ -57,6 +57,13 @@ qe_status qe_ledger_step_check(qe_ledger *ledger, qe_violations *violations_out)
  * gets a new version, because bytes that were rolled back are made again and not kept.
  * Requires:   OPEN, the streams drained. */
 void qe_ledger_step_abort(qe_ledger *ledger);
+
+/* From now on a breach is told and the work counts as done: issue, submit and step_end return QE_CONTRACT and go on as
+ * a trace is judged, what breaks a rule left out and the rest applied. step_end closes the step then; caches are empty
+ * after a step with a breach, and its weights are of new versions. Requires: no open step. */
+void qe_ledger_observe(qe_ledger *ledger);
+/* Submissions of the current or last step that broke a rule under observe; breaches of its end are told by step_end. */
+uint64_t qe_ledger_observed(const qe_ledger *ledger);
 
 /* Epoch, generation, version or takes of an object, absolute. */
 uint64_t qe_ledger_counter(const qe_ledger *ledger, uint32_t object);

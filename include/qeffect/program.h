@@ -25,6 +25,7 @@ typedef enum qe_object_kind {
     QE_OBJECT_CACHE,  /* key: (weight version, scale epoch, recipe) */
     QE_OBJECT_GRAD,   /* counter: takes; deposits made of deposits due this step */
     QE_OBJECT_BUFFER, /* bytes, by range */
+    QE_OBJECT_GRAPH,  /* captured program; counter: its seal, how often it was captured */
     QE_OBJECT_KINDS
 } qe_object_kind;
 
@@ -36,9 +37,10 @@ typedef struct qe_object {
     uint32_t due;     /* grad: deposits due per step; scale: records due per step (0: not checked) */
     uint32_t weight;  /* cache, grad: object index of its weight; grad: QE_NONE where it has none */
     uint32_t scale;   /* cache: object index of the scale it is made with, or QE_NONE */
-    uint64_t bytes;   /* buffer: its size; others 0 */
+    uint64_t bytes;   /* buffer: its size; slot: its size where an address is told; others 0 */
     uint64_t key_version, key_epoch; /* cache: absolute key that it holds at the beginning of the program */
     uint8_t layouts, recipe;         /* cache: layouts and recipe that it holds then; layouts 0: it is empty */
+    uint64_t address; /* buffer, slot: where its `bytes` lie; 0: not told */
 } qe_object;
 
 /* One place in the declared order of a gradient's deposits. */
@@ -75,8 +77,20 @@ typedef enum qe_effect_kind {
     QE_EFFECT_GRAD_TAKE,    /* the optimizer takes the gradient; every due deposit must be in */
     QE_EFFECT_BUFFER_READ,  /* bytes [begin, end) */
     QE_EFFECT_BUFFER_WRITE, /* bytes [begin, end) */
+    QE_EFFECT_GRAPH_BEGIN,  /* the op's stream records the graph from here on, instead of running */
+    QE_EFFECT_GRAPH_CAPTURE, /* the recording, or what was handed over whole, becomes seal `version` */
+    QE_EFFECT_GRAPH_LAUNCH, /* replays seal `version`; `use`: one thing it was captured with (`begin`), and now (`end`) */
     QE_EFFECT_KINDS
 } qe_effect_kind;
+
+/* What a graph froze, and a launch compares with what is there now. */
+typedef enum qe_frozen {
+    QE_FROZEN_NOTHING,  /* the launch tells of no difference */
+    QE_FROZEN_MODE,     /* number of a mode: training, evaluation, a schedule, a count of microbatches */
+    QE_FROZEN_ADDRESS,  /* where something lies */
+    QE_FROZEN_CONSTANT, /* bits of a shape, a host constant, an algorithm */
+    QE_FROZEN_KINDS
+} qe_frozen;
 
 /* One declared effect. Fields a kind does not use are 0. */
 typedef struct qe_effect {
@@ -86,12 +100,13 @@ typedef struct qe_effect {
     uint8_t layouts;     /* cache: bit set of layouts */
     uint8_t recipe;      /* cache: qe_recipe_kind the bytes are made for */
     uint16_t stage;      /* slot: owner's stage */
-    uint16_t use;        /* grad: which use of the weight in the microbatch, for weights used more than once */
+    uint16_t use;        /* grad: which use of the weight in the microbatch, for weights used more than once;
+                            graph launch: qe_frozen */
     uint32_t microbatch; /* slot: owner's microbatch; grad: whose contribution */
     uint64_t version;    /* epoch, generation or version, from the beginning of the program; cache: weight version;
                             buffer read: which write of this step it expects (1 is the first; 0: any) */
     uint64_t epoch;      /* cache: scale epoch, from the beginning of the program */
-    uint64_t begin, end; /* buffer: byte range */
+    uint64_t begin, end; /* buffer: byte range; graph launch: what it was captured with, and what is there now */
 } qe_effect;
 
 typedef enum qe_item_kind {
@@ -143,6 +158,9 @@ typedef struct qe_program {
 /* Pair: init/deinit on the caller's struct. deinit of a zeroed struct is a no-op. Thread: one. */
 void qe_program_init(qe_program *program);
 void qe_program_deinit(qe_program *program);
+
+/* Requires: copy_out is initialised and empty. On failure: QE_ERROR_MEMORY, and it still is. */
+qe_status qe_program_copy(const qe_program *program, qe_program *copy_out, qe_error *error_out);
 
 /* Add one thing; *_out is its index (may be NULL). References to other things must exist already, so that every
  * program is well formed. On failure (QE_ERROR_MEMORY, QE_ERROR_LIMIT, QE_ERROR_ARGUMENT) the program is unchanged. */

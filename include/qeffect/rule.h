@@ -45,8 +45,13 @@ typedef enum qe_rule {
     QE_RULE_SYNC_SIDE,       /* sync.side: conflicting ops on two streams, no edge between them */
     QE_RULE_SYNC_HOST,       /* sync.host: the host touches what a stream still uses, or the other way round */
     QE_RULE_SYNC_EVENT,      /* sync.event: wait on an event that was never recorded */
+    QE_RULE_SYNC_CAPTURE,    /* sync.capture: a recording waits for an event that was recorded outside it */
+    QE_RULE_GRAPH_EMPTY,     /* graph.empty: launched before its first capture */
+    QE_RULE_GRAPH_STALE,     /* graph.stale: launched by seal a, it was captured again and is at b */
+    QE_RULE_GRAPH_MODE,      /* graph.mode: captured for mode a, launched for mode b */
     QE_RULE_GRAPH_ADDRESS,   /* graph.address: a graph holds address a, the tensor is at b now */
     QE_RULE_GRAPH_CONSTANT,  /* graph.constant: a shape, host constant or algorithm was frozen as a and is b now */
+    QE_RULE_SLOT_ALIAS,      /* slot.alias: a buffer's bytes are bytes of a slot */
     QE_RULE_SCHEDULE_PLACE,  /* schedule.place: a stage on two ranks, on none, or out of range */
     QE_RULE_SCHEDULE_DUPLICATE, /* schedule.duplicate: an action twice */
     QE_RULE_SCHEDULE_MISSING, /* schedule.missing: an action that is due is absent */

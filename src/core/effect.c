@@ -12,13 +12,16 @@ int qe_effect_writes(const qe_effect *effect) {
     case QE_EFFECT_CACHE_FILL:
     case QE_EFFECT_GRAD_DEPOSIT:
     case QE_EFFECT_GRAD_TAKE:
-    case QE_EFFECT_BUFFER_WRITE: return 1;
+    case QE_EFFECT_BUFFER_WRITE:
+    case QE_EFFECT_GRAPH_BEGIN:
+    case QE_EFFECT_GRAPH_CAPTURE: return 1;
     case QE_EFFECT_SLOT_BORROW: return effect->write != 0;
     case QE_EFFECT_SCALE_USE:
     case QE_EFFECT_SCALE_RECORD:
     case QE_EFFECT_WEIGHT_READ:
     case QE_EFFECT_CACHE_USE:
-    case QE_EFFECT_BUFFER_READ: return 0;
+    case QE_EFFECT_BUFFER_READ:
+    case QE_EFFECT_GRAPH_LAUNCH: return 0; /* launches of one graph follow each other by themselves */
     case QE_EFFECT_KINDS: break;
     }
     QE_ASSERT(effect->kind < QE_EFFECT_KINDS);
@@ -39,14 +42,38 @@ int qe_effect_conflicts(const qe_effect *a, const qe_effect *b) {
     return a->begin < b->end && b->begin < a->end;
 }
 
+qe_object_kind qe_effect_object_kind(uint8_t kind) {
+    static const uint8_t kinds[QE_EFFECT_KINDS] = {
+        [QE_EFFECT_SCALE_USE] = QE_OBJECT_SCALE,     [QE_EFFECT_SCALE_RECORD] = QE_OBJECT_SCALE,
+        [QE_EFFECT_SCALE_FOLD] = QE_OBJECT_SCALE,    [QE_EFFECT_SLOT_ACQUIRE] = QE_OBJECT_SLOT,
+        [QE_EFFECT_SLOT_BORROW] = QE_OBJECT_SLOT,    [QE_EFFECT_SLOT_RELEASE] = QE_OBJECT_SLOT,
+        [QE_EFFECT_WEIGHT_READ] = QE_OBJECT_WEIGHT,  [QE_EFFECT_WEIGHT_COMMIT] = QE_OBJECT_WEIGHT,
+        [QE_EFFECT_CACHE_FILL] = QE_OBJECT_CACHE,    [QE_EFFECT_CACHE_USE] = QE_OBJECT_CACHE,
+        [QE_EFFECT_GRAD_DEPOSIT] = QE_OBJECT_GRAD,   [QE_EFFECT_GRAD_TAKE] = QE_OBJECT_GRAD,
+        [QE_EFFECT_BUFFER_READ] = QE_OBJECT_BUFFER,  [QE_EFFECT_BUFFER_WRITE] = QE_OBJECT_BUFFER,
+        [QE_EFFECT_GRAPH_BEGIN] = QE_OBJECT_GRAPH,   [QE_EFFECT_GRAPH_CAPTURE] = QE_OBJECT_GRAPH,
+        [QE_EFFECT_GRAPH_LAUNCH] = QE_OBJECT_GRAPH,
+    };
+    QE_ASSERT(kind < QE_EFFECT_KINDS);
+    return (qe_object_kind)kinds[kind];
+}
+
 const char *qe_object_kind_name(qe_object_kind kind) {
-    static const char *const names[QE_OBJECT_KINDS] = {"scale", "slot", "weight", "cache", "grad", "buffer"};
+    static const char *const names[QE_OBJECT_KINDS] = {"scale", "slot", "weight", "cache", "grad", "buffer",
+                                                        "graph"};
     return (unsigned)kind < QE_OBJECT_KINDS ? names[kind] : "unknown";
 }
 
 const char *qe_effect_kind_name(qe_effect_kind kind) {
     static const char *const names[QE_EFFECT_KINDS] = {
         "scale.use",   "scale.record",  "scale.fold", "slot.acquire", "slot.borrow",  "slot.release", "weight.read",
-        "weight.commit", "cache.fill", "cache.use",  "grad.deposit", "grad.take",    "buffer.read",  "buffer.write"};
+        "weight.commit", "cache.fill", "cache.use",  "grad.deposit", "grad.take",    "buffer.read",  "buffer.write",
+        "graph.begin", "graph.capture", "graph.launch"};
     return (unsigned)kind < QE_EFFECT_KINDS ? names[kind] : "unknown";
+}
+
+const char *qe_frozen_name(qe_frozen frozen) {
+    static const char *const names[QE_FROZEN_KINDS] = {"nothing", "mode", "address", "constant"};
+    QE_ASSERT((unsigned)frozen < QE_FROZEN_KINDS);
+    return names[frozen];
 }

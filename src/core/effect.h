@@ -7,8 +7,14 @@
 /* Does the effect count as a write where order is judged? Uses and records of a scale commute, so both read. */
 int qe_effect_writes(const qe_effect *effect);
 
+/* What kind of object an effect of this kind acts on. */
+qe_object_kind qe_effect_object_kind(uint8_t kind);
+
 /* Whether an item may be added to, or submitted beside, a program: all that it names exists. */
 qe_status qe_program_check_item(const qe_program *program, const qe_item *item, const qe_effect *effects,
                                 uint32_t count, qe_error *error_out);
+
+/* "mode" ..., as traces write what a graph froze. */
+const char *qe_frozen_name(qe_frozen frozen);
 
 #endif

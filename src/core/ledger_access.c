@@ -83,6 +83,7 @@ static void replay(qe_ledger *ledger, uint32_t index) {
             qe_range_apply(ledger, &judgement, i);
         else
             qe_access_apply(ledger, &judgement, i);
+        qe_clock_recordings(ledger, item->stream, &judgement.effects[i]);
     }
     qe_clock_run(ledger, item->stream, &judgement.clock);
 }

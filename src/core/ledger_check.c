@@ -154,11 +154,31 @@ static uint32_t check_grad(const qe_ledger *ledger, const qe_effect *effect, qe_
     return 0;
 }
 
-static uint32_t check_bounds(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
+static uint32_t check_buffer(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
     uint64_t bytes = ledger->program->objects[effect->object].bytes;
+    uint32_t slot = ledger->alias[effect->object];
+    if (slot != QE_NONE)
+        return find(out, 0, QE_RULE_SLOT_ALIAS, ledger->program->objects[slot].address,
+                    ledger->program->objects[effect->object].address);
     if (effect->end > bytes) return find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, effect->end);
     if (effect->begin > effect->end) return find(out, 0, QE_RULE_BUFFER_BOUNDS, effect->end, effect->begin);
     return 0;
+}
+
+static uint32_t check_graph(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
+    static const qe_rule rules[QE_FROZEN_KINDS] = {[QE_FROZEN_MODE] = QE_RULE_GRAPH_MODE,
+                                                   [QE_FROZEN_ADDRESS] = QE_RULE_GRAPH_ADDRESS,
+                                                   [QE_FROZEN_CONSTANT] = QE_RULE_GRAPH_CONSTANT};
+    uint64_t current = ledger->state[effect->object].counter;
+    uint64_t seal = qe_version_of(ledger, effect->object, effect->version);
+    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) return 0;
+    if (effect->kind == QE_EFFECT_GRAPH_CAPTURE)
+        return seal == current + 1 ? 0 : find(out, 0, QE_RULE_GRAPH_STALE, seal, current + 1);
+    QE_ASSERT(effect->use < QE_FROZEN_KINDS);
+    if (current == 0) return find(out, 0, QE_RULE_GRAPH_EMPTY, seal, 0);
+    if (seal != current) return find(out, 0, QE_RULE_GRAPH_STALE, seal, current);
+    if (effect->use == QE_FROZEN_NOTHING || effect->begin == effect->end) return 0;
+    return find(out, 0, rules[effect->use], effect->begin, effect->end);
 }
 
 uint32_t qe_state_check(const qe_ledger *ledger, const qe_effect *effect, qe_finding *findings_out) {
@@ -169,7 +189,8 @@ uint32_t qe_state_check(const qe_ledger *ledger, const qe_effect *effect, qe_fin
     case QE_OBJECT_WEIGHT: return check_weight(ledger, effect, findings_out);
     case QE_OBJECT_CACHE: return check_cache(ledger, effect, findings_out);
     case QE_OBJECT_GRAD: return check_grad(ledger, effect, findings_out);
-    case QE_OBJECT_BUFFER: return check_bounds(ledger, effect, findings_out);
+    case QE_OBJECT_BUFFER: return check_buffer(ledger, effect, findings_out);
+    case QE_OBJECT_GRAPH: return check_graph(ledger, effect, findings_out);
     case QE_OBJECT_KINDS: break;
     }
     return 0;
@@ -224,11 +245,14 @@ void qe_state_apply(qe_ledger *ledger, const qe_effect *effect) {
         state->word |= QE_GRAD_TAKEN;
         break;
     case QE_EFFECT_BUFFER_WRITE: state->word++; break;
+    case QE_EFFECT_GRAPH_CAPTURE: state->counter++; break;
     case QE_EFFECT_SCALE_USE:
     case QE_EFFECT_SLOT_BORROW:
     case QE_EFFECT_WEIGHT_READ:
     case QE_EFFECT_CACHE_USE:
     case QE_EFFECT_BUFFER_READ:
+    case QE_EFFECT_GRAPH_BEGIN:
+    case QE_EFFECT_GRAPH_LAUNCH:
     case QE_EFFECT_KINDS: break;
     }
 }

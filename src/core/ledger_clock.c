@@ -17,7 +17,9 @@ void qe_clock_reset(qe_ledger *ledger) {
     for (uint32_t i = 0; i < ledger->event_count; i++) {
         memset(&ledger->event_clock[i], 0, sizeof ledger->event_clock[i]);
         ledger->event_recorded[i] = 0;
+        ledger->event_recording[i] = 0;
     }
+    memset(ledger->stream_recording, 0, sizeof ledger->stream_recording);
 }
 
 qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream) {
@@ -33,6 +35,27 @@ int qe_clock_finds_unrecorded(const qe_ledger *ledger, const qe_item *item) {
     return !ledger->event_recorded[item->event];
 }
 
+int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item) {
+    if (item->kind != QE_ITEM_WAIT) return 0;
+    uint32_t recording = ledger->stream_recording[item->stream];
+    return recording != 0 && ledger->event_recording[item->event] != recording;
+}
+
+/* Whoever waits for an event of a recording that still goes on takes part in it. */
+static void join_recording(qe_ledger *ledger, const qe_item *wait) {
+    uint32_t recording = ledger->event_recording[wait->event];
+    for (uint32_t s = 0; recording != 0 && s < ledger->stream_count; s++)
+        if (ledger->stream_recording[s] == recording) ledger->stream_recording[wait->stream] = recording;
+}
+
+void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
+    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) ledger->stream_recording[stream] = ++ledger->recordings;
+    uint32_t ended = ledger->stream_recording[stream];
+    if (effect->kind != QE_EFFECT_GRAPH_CAPTURE || ended == 0) return;
+    for (uint32_t s = 0; s < ledger->stream_count; s++)
+        if (ledger->stream_recording[s] == ended) ledger->stream_recording[s] = 0;
+}
+
 static void sync_device(qe_ledger *ledger) {
     for (uint32_t i = 0; i < ledger->stream_count; i++) qe_clock_merge(&ledger->host_clock, &ledger->stream_clock[i]);
 }
@@ -43,12 +66,14 @@ void qe_clock_apply(qe_ledger *ledger, const qe_item *item) {
         QE_ASSERT(item->event < ledger->event_count);
         ledger->event_clock[item->event] = qe_clock_next(ledger, item->stream);
         ledger->event_recorded[item->event] = 1;
+        ledger->event_recording[item->event] = ledger->stream_recording[item->stream];
         break;
     case QE_ITEM_WAIT: {
         QE_ASSERT(ledger->event_recorded[item->event]);
         qe_clock clock = qe_clock_next(ledger, item->stream);
         qe_clock_merge(&clock, &ledger->event_clock[item->event]);
         ledger->stream_clock[item->stream] = clock;
+        join_recording(ledger, item);
         if (ledger->program->streams[item->stream].role == QE_STREAM_HOST) ledger->host_clock = clock;
         break;
     }

@@ -6,11 +6,11 @@
 #include "core/ledger_state.h"
 #include "qeffect/trace.h"
 
-/* Clocks were built at the first departure; before it nothing that the program itself did can be unwritten. */
+/* By the time of the step. Clocks were built at its first departure; without one nothing can be unwritten. */
 static int is_written(const qe_ledger *ledger, uint32_t object, int *partly_out) {
     const qe_range_list *list = &ledger->ranges[object];
     uint32_t written = 0;
-    for (uint32_t i = 0; i < list->count; i++) written += ledger->pool[list->ids[i]].written;
+    for (uint32_t i = 0; i < list->count; i++) written += ledger->pool[list->ids[i]].before;
     if (!ledger->order_valid) written = list->count;
     *partly_out = written > 0 && written < list->count;
     return written == list->count;
@@ -62,7 +62,7 @@ static qe_status add_written(const qe_ledger *ledger, uint32_t object, qe_progra
     QE_TRY(qe_program_add_label(out, "written_before", &item.label, error_out));
     for (uint32_t i = 0; i < list->count; i++) {
         const qe_range *range = &ledger->pool[list->ids[i]];
-        if (!range->written) continue;
+        if (!range->before) continue;
         qe_effect effect = {.kind = QE_EFFECT_BUFFER_WRITE, .object = object, .begin = range->begin, .end = range->end};
         QE_TRY(qe_program_add_item(out, &item, &effect, 1, NULL, error_out));
     }

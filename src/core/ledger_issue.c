@@ -28,14 +28,16 @@ static void keep_refused(qe_ledger *ledger, const qe_item *item, const qe_effect
 static qe_status depart(qe_ledger *ledger, const qe_item *item, const qe_effect *effects, uint32_t index,
                         qe_violations *violations_out) {
     if (!ledger->departed) qe_ledger_order_build(ledger);
-    qe_status status = qe_ledger_judge(ledger, item, effects, index, 0, violations_out);
-    if (status == QE_CONTRACT) keep_refused(ledger, item, effects);
-    if (status != QE_OK) return status;
+    qe_status status = qe_ledger_judge(ledger, item, effects, index, ledger->observes, violations_out);
+    int goes_on = status == QE_OK || (status == QE_CONTRACT && ledger->observes);
+    if (status == QE_CONTRACT && !goes_on) keep_refused(ledger, item, effects);
+    if (!goes_on) return status;
+    ledger->observed += status == QE_CONTRACT;
     ledger->departed = 1;
     ledger->judged_count++;
     log_item(ledger, item, effects);
     QE_LEDGER_VALID(ledger);
-    return QE_OK;
+    return status;
 }
 
 static qe_status depart_planned(qe_ledger *ledger, uint32_t index, qe_violations *violations_out) {

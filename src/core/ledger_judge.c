@@ -66,6 +66,7 @@ static void commit_op(qe_judgement *judgement) {
         if (judgement->bad & 1u << i) continue;
         if (is_buffer(judgement, i)) qe_range_apply(ledger, judgement, i);
         else qe_access_apply(ledger, judgement, i);
+        qe_clock_recordings(ledger, judgement->item->stream, &judgement->effects[i]);
     }
     qe_clock_run(ledger, judgement->item->stream, &judgement->clock);
 }
@@ -86,6 +87,11 @@ static qe_status run_op(qe_judgement *judgement, int keep) {
 static qe_status run_clock(qe_judgement *judgement) {
     if (qe_clock_finds_unrecorded(judgement->ledger, judgement->item)) {
         qe_finding finding = {QE_RULE_SYNC_EVENT, 1, 0};
+        qe_judgement_report(judgement, QE_NONE, &finding, NULL);
+        return QE_CONTRACT;
+    }
+    if (qe_clock_leaves_recording(judgement->ledger, judgement->item)) {
+        qe_finding finding = {QE_RULE_SYNC_CAPTURE, 1, 0};
         qe_judgement_report(judgement, QE_NONE, &finding, NULL);
         return QE_CONTRACT;
     }

@@ -18,10 +18,11 @@ static int take_state(qe_ledger *ledger) {
     ledger->touched = take(objects, sizeof *ledger->touched);
     ledger->is_touched = take(objects, sizeof *ledger->is_touched);
     ledger->weight_grad = take(objects, sizeof *ledger->weight_grad);
+    ledger->alias = take(objects, sizeof *ledger->alias);
     ledger->orders = take(objects, sizeof *ledger->orders);
     size_t most = (size_t)ledger->program->deposit_count + ledger->program->effect_count;
     ledger->contributions = take(most, sizeof *ledger->contributions);
-    if (!ledger->touched || !ledger->is_touched) return 0;
+    if (!ledger->touched || !ledger->is_touched || !ledger->alias) return 0;
     if (!ledger->cells || !ledger->weight_grad || !ledger->orders || !ledger->contributions) return 0;
     QE_STATIC_ASSERT(sizeof(qe_object_state) == QE_STATE_CELLS * sizeof(uint64_t), "a state is its cells");
     ledger->state = (qe_object_state *)(void *)(ledger->cells + QE_STATE_CELLS);
@@ -33,9 +34,11 @@ static int take_order(qe_ledger *ledger) {
     size_t objects = ledger->object_count;
     ledger->event_clock = take(ledger->event_count, sizeof *ledger->event_clock);
     ledger->event_recorded = take(ledger->event_count, sizeof *ledger->event_recorded);
+    ledger->event_recording = take(ledger->event_count, sizeof *ledger->event_recording);
     ledger->writes = take(objects, sizeof *ledger->writes);
     ledger->reads = take(objects * ledger->stream_count, sizeof *ledger->reads);
     ledger->ranges = take(objects, sizeof *ledger->ranges);
+    if (!ledger->event_recording) return 0;
     return ledger->event_clock && ledger->event_recorded && ledger->writes && ledger->reads && ledger->ranges;
 }
 
@@ -58,6 +61,23 @@ static void link_grads(qe_ledger *ledger) {
         QE_ASSERT(program->objects[object->weight].kind == QE_OBJECT_WEIGHT);
         ledger->weight_grad[grad] = ledger->weight_grad[object->weight];
         ledger->weight_grad[object->weight] = grad;
+    }
+}
+
+static int share_bytes(const qe_object *a, const qe_object *b) {
+    if (a->address == 0 || b->address == 0 || a->bytes == 0 || b->bytes == 0) return 0;
+    return a->address <= b->address ? b->address - a->address < a->bytes : a->address - b->address < b->bytes;
+}
+
+/* Addresses are told by hand-written traces of a few objects; a plan's have none, and cost one look each. */
+static void link_aliases(qe_ledger *ledger) {
+    const qe_object *objects = ledger->program->objects;
+    for (uint32_t buffer = 0; buffer < ledger->object_count; buffer++) {
+        ledger->alias[buffer] = QE_NONE;
+        if (objects[buffer].kind != QE_OBJECT_BUFFER || objects[buffer].address == 0) continue;
+        for (uint32_t i = 0; i < ledger->object_count && ledger->alias[buffer] == QE_NONE; i++)
+            if (objects[i].kind == QE_OBJECT_SLOT && share_bytes(&objects[buffer], &objects[i]))
+                ledger->alias[buffer] = i;
     }
 }
 
@@ -138,6 +158,7 @@ static qe_status fill(qe_ledger *ledger, qe_error *error_out) {
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a ledger of %u objects",
                             ledger->object_count);
     link_grads(ledger);
+    link_aliases(ledger);
     place_orders(ledger);
     fill_state(ledger);
     fill_orders(ledger);
@@ -171,12 +192,14 @@ void qe_ledger_destroy(qe_ledger *ledger) {
     free(ledger->touched);
     free(ledger->is_touched);
     free(ledger->weight_grad);
+    free(ledger->alias);
     free(ledger->orders);
     free(ledger->contributions);
     free(ledger->compiled);
     free(ledger->cell_ops);
     free(ledger->event_clock);
     free(ledger->event_recorded);
+    free(ledger->event_recording);
     free(ledger->writes);
     free(ledger->reads);
     free(ledger->log);

@@ -107,7 +107,7 @@ static void split(qe_ledger *ledger, qe_range_list *list, uint64_t at) {
     list->count++;
 }
 
-/* A write made [first, end) one history again, except where the counts of writes differ. */
+/* A write made [first, end) one history again, except where counts of writes, or what was before the step, differ. */
 static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_t end) {
     QE_ASSERT(first < end);
     uint32_t kept = first;
@@ -115,7 +115,7 @@ static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_
         qe_range *left = &ledger->pool[list->ids[kept]];
         const qe_range *right = &ledger->pool[list->ids[i]];
         QE_ASSERT(left->end == right->begin);
-        if (qe_range_writes(ledger, left) == qe_range_writes(ledger, right)) {
+        if (qe_range_writes(ledger, left) == qe_range_writes(ledger, right) && left->before == right->before) {
             left->end = right->end;
             ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
         } else {
@@ -226,6 +226,7 @@ void qe_range_reset(qe_ledger *ledger) {
         const qe_range_list *list = &ledger->ranges[object];
         for (uint32_t i = 0; i < list->count; i++) {
             ledger->pool[list->ids[i]].write = (qe_access){0};
+            ledger->pool[list->ids[i]].before = ledger->pool[list->ids[i]].written;
             memset(reads_of(ledger, list->ids[i]), 0, ledger->stream_count * sizeof(qe_access));
         }
     }

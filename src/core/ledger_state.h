@@ -54,6 +54,7 @@ typedef struct qe_range {
     uint32_t writes; /* of the step `step`; see qe_range_writes */
     uint32_t step;
     uint8_t written; /* ever */
+    uint8_t before;  /* a ledger: before this step */
 } qe_range;
 
 /* The ranges of one buffer, ascending and without holes: indices into the pool. */
@@ -92,6 +93,7 @@ typedef struct qe_log_entry {
     uint32_t first_effect; /* into log_effects */
 } qe_log_entry;
 
+/* What a history ends with that is in neither the program nor the log. */
 typedef enum qe_refused { QE_REFUSED_NONE, QE_REFUSED_ITEM, QE_REFUSED_END } qe_refused;
 
 typedef enum qe_ledger_phase { QE_LEDGER_IDLE, QE_LEDGER_OPEN } qe_ledger_phase;
@@ -102,6 +104,8 @@ struct qe_ledger {
     qe_ledger_phase phase;
     uint8_t certified;
     uint8_t departed;       /* in this step: everything is judged */
+    uint8_t observes;       /* what breaks a rule is told and kept; the step goes on */
+    uint64_t observed;      /* submissions of this step that broke one and were kept */
     uint8_t foreign;        /* judges a program on its own: clocks run through steps, records are merged */
     uint32_t cursor;        /* next certified item */
     uint64_t certified_count, judged_count;
@@ -114,6 +118,7 @@ struct qe_ledger {
     uint8_t *is_touched;    /* [object_count] */
     uint32_t touched_count;
 
+    uint32_t *alias;        /* [object_count] buffer: a slot that shares bytes with it, or QE_NONE */
     uint32_t *weight_grad;  /* [object_count] weight: its first grad; grad: the next one of the same weight */
     qe_grad_order *orders;  /* [object_count] */
     qe_contribution *contributions;
@@ -131,6 +136,9 @@ struct qe_ledger {
     qe_clock host_clock;
     qe_clock *event_clock;  /* [event_count] */
     uint8_t *event_recorded; /* [event_count] */
+    uint32_t *event_recording; /* [event_count] the recording its record is part of; 0: none */
+    uint32_t stream_recording[QE_STREAMS_MAX]; /* the one that the stream takes part in */
+    uint32_t recordings;    /* begun so far: their numbers */
     qe_access *writes;      /* [object_count] last write */
     qe_access *reads;       /* [object_count][stream_count] reads since */
     qe_range_list *ranges;  /* [object_count] */
@@ -195,6 +203,10 @@ qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream);
 /* Record, wait and sync; sync.event is found before by qe_clock_check. */
 int qe_clock_finds_unrecorded(const qe_ledger *ledger, const qe_item *item);
 void qe_clock_apply(qe_ledger *ledger, const qe_item *item);
+/* A wait of a stream that records, for an event from outside its recording. */
+int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item);
+/* The effects of an op that begin or end a recording. */
+void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect);
 /* An op runs: its clock becomes its stream's, and the host's where the host is the stream. */
 void qe_clock_run(qe_ledger *ledger, uint32_t stream, const qe_clock *clock);
 

@@ -28,6 +28,9 @@ static void assert_object(const qe_ledger *ledger, uint32_t index) {
     case QE_OBJECT_GRAD:
         QE_ASSERT((state->word & QE_LOW32) <= ledger->orders[index].length);
         break;
+    case QE_OBJECT_GRAPH:
+        QE_ASSERT(state->counter >= begin->counter);
+        break;
     case QE_OBJECT_BUFFER:
     case QE_OBJECT_KINDS: break;
     }
@@ -112,6 +115,8 @@ size_t qe_ledger_image(const qe_ledger *ledger, unsigned char *bytes_out, size_t
     put(&into, &ledger->host_clock, sizeof ledger->host_clock);
     put(&into, ledger->event_clock, ledger->event_count * sizeof *ledger->event_clock);
     put(&into, ledger->event_recorded, ledger->event_count * sizeof *ledger->event_recorded);
+    put(&into, ledger->event_recording, ledger->event_count * sizeof *ledger->event_recording);
+    put(&into, ledger->stream_recording, sizeof ledger->stream_recording);
     put(&into, ledger->writes, ledger->object_count * sizeof *ledger->writes);
     put(&into, ledger->reads, (size_t)ledger->object_count * ledger->stream_count * sizeof *ledger->reads);
     put_ranges(&into, ledger);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "core/effect.h"
 
 enum { FIRST_CAPACITY = 16 };
 
@@ -23,6 +24,42 @@ void qe_program_deinit(qe_program *program) {
     free(program->effects);
     free(program->deposits);
     qe_program_init(program);
+}
+
+/* A copy of `count` elements; a copy of none takes nothing. Returns 0 without memory. */
+static int copy_array(const void *from, uint32_t count, size_t element_bytes, void *to, uint32_t *capacity) {
+    if (count == 0) return 1;
+    void *copy = malloc((size_t)count * element_bytes);
+    if (copy == NULL) return 0;
+    memcpy(copy, from, (size_t)count * element_bytes);
+    memcpy(to, &copy, sizeof copy);
+    *capacity = count;
+    return 1;
+}
+
+qe_status qe_program_copy(const qe_program *program, qe_program *copy_out, qe_error *error_out) {
+    QE_ASSERT(program != NULL);
+    QE_ASSERT(copy_out->object_capacity == 0);
+    qe_program copy;
+    qe_program_init(&copy);
+#define COPY(array, kind) \
+    copy_array(program->array, program->kind##_count, sizeof *copy.array, &copy.array, &copy.kind##_capacity)
+    int copied = COPY(objects, object) && COPY(streams, stream) && COPY(labels, label) && COPY(items, item) &&
+                 COPY(effects, effect) && COPY(deposits, deposit);
+#undef COPY
+    if (!copied) {
+        qe_program_deinit(&copy);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to copy a program");
+    }
+    copy.object_count = program->object_count;
+    copy.stream_count = program->stream_count;
+    copy.label_count = program->label_count;
+    copy.item_count = program->item_count;
+    copy.effect_count = program->effect_count;
+    copy.deposit_count = program->deposit_count;
+    copy.event_count = program->event_count;
+    *copy_out = copy;
+    return QE_OK;
 }
 
 /* Makes room for `more` behind `count`. `array` is the address of a pointer to elements of `element_bytes`. */
@@ -133,28 +170,16 @@ qe_status qe_program_add_label(qe_program *program, const char *text, uint32_t *
     return QE_OK;
 }
 
-/* What kind of object an effect acts on. */
-static qe_object_kind object_kind_of(uint8_t effect_kind) {
-    static const uint8_t kinds[QE_EFFECT_KINDS] = {
-        [QE_EFFECT_SCALE_USE] = QE_OBJECT_SCALE,     [QE_EFFECT_SCALE_RECORD] = QE_OBJECT_SCALE,
-        [QE_EFFECT_SCALE_FOLD] = QE_OBJECT_SCALE,    [QE_EFFECT_SLOT_ACQUIRE] = QE_OBJECT_SLOT,
-        [QE_EFFECT_SLOT_BORROW] = QE_OBJECT_SLOT,    [QE_EFFECT_SLOT_RELEASE] = QE_OBJECT_SLOT,
-        [QE_EFFECT_WEIGHT_READ] = QE_OBJECT_WEIGHT,  [QE_EFFECT_WEIGHT_COMMIT] = QE_OBJECT_WEIGHT,
-        [QE_EFFECT_CACHE_FILL] = QE_OBJECT_CACHE,    [QE_EFFECT_CACHE_USE] = QE_OBJECT_CACHE,
-        [QE_EFFECT_GRAD_DEPOSIT] = QE_OBJECT_GRAD,   [QE_EFFECT_GRAD_TAKE] = QE_OBJECT_GRAD,
-        [QE_EFFECT_BUFFER_READ] = QE_OBJECT_BUFFER,  [QE_EFFECT_BUFFER_WRITE] = QE_OBJECT_BUFFER,
-    };
-    QE_ASSERT(effect_kind < QE_EFFECT_KINDS);
-    return (qe_object_kind)kinds[effect_kind];
-}
-
 static qe_status check_effect(const qe_program *program, const qe_effect *effect, qe_error *error_out) {
     if (effect->kind >= QE_EFFECT_KINDS)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "effect kind %u does not exist", effect->kind);
-    if (!is_kind(program, effect->object, object_kind_of(effect->kind)))
+    if (!is_kind(program, effect->object, qe_effect_object_kind(effect->kind)))
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "effect %s: object %u is not a %s",
                             qe_effect_kind_name((qe_effect_kind)effect->kind), effect->object,
-                            qe_object_kind_name(object_kind_of(effect->kind)));
+                            qe_object_kind_name(qe_effect_object_kind(effect->kind)));
+    if (effect->kind == QE_EFFECT_GRAPH_LAUNCH && effect->use >= QE_FROZEN_KINDS)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "graph.launch: nothing of kind %u is frozen",
+                            effect->use);
     return QE_OK;
 }
 

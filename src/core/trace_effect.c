@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "core/effect.h"
 #include "core/trace_state.h"
 #include "qeffect/recipe.h"
 
@@ -17,15 +18,7 @@ static qe_status read_kind(qe_trace_reader *reader, uint8_t *kind_out) {
     }
     reader->at = before + strspn(before, " \t");
     return qe_trace_expected(reader, "an effect: scale.use|record|fold, slot.acquire|borrow|release, "
-                                     "weight.read|commit, cache.fill|use, grad.deposit|take, buffer.read|write");
-}
-
-static qe_object_kind object_kind_of(uint8_t kind) {
-    if (kind <= QE_EFFECT_SCALE_FOLD) return QE_OBJECT_SCALE;
-    if (kind <= QE_EFFECT_SLOT_RELEASE) return QE_OBJECT_SLOT;
-    if (kind <= QE_EFFECT_WEIGHT_COMMIT) return QE_OBJECT_WEIGHT;
-    if (kind <= QE_EFFECT_CACHE_USE) return QE_OBJECT_CACHE;
-    return kind <= QE_EFFECT_GRAD_TAKE ? QE_OBJECT_GRAD : QE_OBJECT_BUFFER;
+                                     "weight.read|commit, cache.fill|use, grad.deposit|take, buffer.read|write, graph.begin|capture|launch");
 }
 
 /* What the effect means where it says nothing more: the op's stage and microbatch, the whole buffer, now. */
@@ -55,6 +48,7 @@ static uint64_t counter_of(const qe_program *program, uint32_t object) {
     case QE_OBJECT_SLOT:
     case QE_OBJECT_WEIGHT:
     case QE_OBJECT_GRAD:
+    case QE_OBJECT_GRAPH:
     case QE_OBJECT_KINDS: break;
     }
     return program->objects[object].counter;
@@ -62,7 +56,8 @@ static uint64_t counter_of(const qe_program *program, uint32_t object) {
 
 static qe_status read_version(qe_trace_reader *reader, qe_effect *effect) {
     int needed = effect->kind != QE_EFFECT_GRAD_DEPOSIT && effect->kind != QE_EFFECT_GRAD_TAKE &&
-                 effect->kind != QE_EFFECT_BUFFER_READ && effect->kind != QE_EFFECT_BUFFER_WRITE;
+                 effect->kind != QE_EFFECT_BUFFER_READ && effect->kind != QE_EFFECT_BUFFER_WRITE &&
+                 effect->kind != QE_EFFECT_GRAPH_BEGIN;
     if (!qe_trace_takes(reader, '@'))
         return needed ? qe_trace_expected(reader, "`@` and the version it was built for") : QE_OK;
     uint64_t version;
@@ -114,18 +109,31 @@ static qe_status read_epoch(qe_trace_reader *reader, qe_effect *effect) {
     return QE_OK;
 }
 
+/* `mode=CAPTURED/NOW`, or an address or a constant: what was frozen, and what is there now. */
+static qe_status read_frozen(qe_trace_reader *reader, const char *word, qe_effect *effect) {
+    int kind = QE_FROZEN_MODE;
+    while (kind < QE_FROZEN_KINDS && strcmp(word, qe_frozen_name((qe_frozen)kind)) != 0) kind++;
+    if (kind == QE_FROZEN_KINDS || effect->use != QE_FROZEN_NOTHING)
+        return qe_trace_expected(reader, "one of mode=, address= or constant= for each graph.launch");
+    effect->use = (uint16_t)kind;
+    QE_TRY(read_value(reader, UINT64_MAX, "what it was captured with, below 2^64", &effect->begin));
+    if (!qe_trace_takes(reader, '/')) return qe_trace_expected(reader, "`/` and what is there now");
+    return qe_trace_number(reader, UINT64_MAX, "what is there now, below 2^64", &effect->end);
+}
+
 static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
     char word[QE_NAME_BYTES];
     char *before = reader->at;
     uint64_t value = 0;
     QE_TRY(qe_trace_word(reader, "an attribute", word));
-    int slot = object_kind_of(effect->kind) == QE_OBJECT_SLOT, cache = object_kind_of(effect->kind) == QE_OBJECT_CACHE;
+    int slot = qe_effect_object_kind(effect->kind) == QE_OBJECT_SLOT, cache = qe_effect_object_kind(effect->kind) == QE_OBJECT_CACHE;
     int deposit = effect->kind == QE_EFFECT_GRAD_DEPOSIT;
     if ((effect->kind == QE_EFFECT_SLOT_BORROW && strcmp(word, "write") == 0) ||
         (deposit && strcmp(word, "set") == 0)) {
         effect->write = 1;
         return QE_OK;
     }
+    if (effect->kind == QE_EFFECT_GRAPH_LAUNCH) return read_frozen(reader, word, effect);
     if (cache && strcmp(word, "epoch") == 0) return read_epoch(reader, effect);
     if ((slot || deposit) && strcmp(word, "mb") == 0) return read_microbatch(reader, &effect->microbatch);
     if (cache && strcmp(word, "recipe") == 0 && qe_trace_takes(reader, '='))
@@ -150,9 +158,9 @@ static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
 qe_status qe_trace_effect(qe_trace_reader *reader, const qe_item *item, qe_effect *effect_out) {
     *effect_out = (qe_effect){0};
     QE_TRY(read_kind(reader, &effect_out->kind));
-    QE_TRY(qe_trace_known(reader, object_kind_of(effect_out->kind), &effect_out->object));
+    QE_TRY(qe_trace_known(reader, qe_effect_object_kind(effect_out->kind), &effect_out->object));
     set_defaults(reader->program, item, effect_out);
-    if (object_kind_of(effect_out->kind) == QE_OBJECT_BUFFER) QE_TRY(read_range(reader, effect_out));
+    if (qe_effect_object_kind(effect_out->kind) == QE_OBJECT_BUFFER) QE_TRY(read_range(reader, effect_out));
     QE_TRY(read_version(reader, effect_out));
     while (qe_trace_takes(reader, ',')) QE_TRY(read_attribute(reader, effect_out));
     if (*reader->at != '\0' && *reader->at != ' ' && *reader->at != '\t')

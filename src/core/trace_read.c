@@ -48,9 +48,10 @@ static qe_status read_recipe(qe_trace_reader *reader, uint8_t *recipe_out) {
 /* What may be said of each kind of object, for people. */
 static const char *settings_of(qe_object_kind kind) {
     static const char *const settings[QE_OBJECT_KINDS] = {
-        "counter=N, due=N or the end of the line", "counter=N or the end of the line",
+        "counter=N, due=N or the end of the line", "counter=N, bytes=N, at=N or the end of the line",
         "counter=N or the end of the line", "weight=NAME, scale=NAME, layouts=N, version=N, epoch=N or recipe=NAME",
-        "weight=NAME, counter=N, due=N or the end of the line", "bytes=N, written or the end of the line"};
+        "weight=NAME, counter=N, due=N or the end of the line", "bytes=N, at=N, written or the end of the line",
+        "counter=N or the end of the line"};
     QE_ASSERT((unsigned)kind < QE_OBJECT_KINDS);
     return settings[kind];
 }
@@ -59,7 +60,9 @@ static int is_one_of(qe_object_kind kind, unsigned kinds) { return (kinds >> kin
 
 static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object) {
     enum {
-        COUNTED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_WEIGHT | 1 << QE_OBJECT_GRAD,
+        COUNTED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_WEIGHT | 1 << QE_OBJECT_GRAD |
+                  1 << QE_OBJECT_GRAPH,
+        PLACED = 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_BUFFER,
         OWED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_GRAD,
         OF_WEIGHT = 1 << QE_OBJECT_CACHE | 1 << QE_OBJECT_GRAD,
     };
@@ -76,7 +79,10 @@ static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object)
     if (cache && strcmp(word, "version") == 0) return read_value(reader, UINT64_MAX, &object->key_version);
     if (cache && strcmp(word, "epoch") == 0) return read_value(reader, UINT64_MAX, &object->key_epoch);
     if (cache && strcmp(word, "recipe") == 0) return read_recipe(reader, &object->recipe);
-    if (buffer && strcmp(word, "bytes") == 0) return read_value(reader, UINT64_MAX, &object->bytes);
+    if (is_one_of(object->kind, PLACED) && strcmp(word, "bytes") == 0)
+        return read_value(reader, UINT64_MAX, &object->bytes);
+    if (is_one_of(object->kind, PLACED) && strcmp(word, "at") == 0)
+        return read_value(reader, UINT64_MAX, &object->address);
     if (buffer && strcmp(word, "written") == 0) {
         object->counter = 1;
     } else if (is_one_of(object->kind, OWED) && strcmp(word, "due") == 0) {
@@ -122,6 +128,7 @@ static qe_status read_weight(qe_trace_reader *reader) { return read_object(reade
 static qe_status read_cache(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_CACHE); }
 static qe_status read_grad(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_GRAD); }
 static qe_status read_buffer(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_BUFFER); }
+static qe_status read_graph(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_GRAPH); }
 
 static qe_status read_stream(qe_trace_reader *reader) {
     static const char *const roles[] = {"compute", "comm", "caller", "host"};
@@ -292,10 +299,10 @@ static qe_status read_statement(qe_trace_reader *reader) {
         {"op", read_op},         {"record", read_record}, {"wait", read_wait},     {"sync", read_sync},
         {"step", read_step},     {"stream", read_stream}, {"event", read_event},   {"scale", read_scale},
         {"slot", read_slot},     {"weight", read_weight}, {"cache", read_cache},   {"grad", read_grad},
-        {"buffer", read_buffer}, {"order", read_order},
+        {"buffer", read_buffer}, {"graph", read_graph},   {"order", read_order},
     };
     static const char expected[] = "op, record, wait, sync, step, stream, event, scale, slot, weight, cache, grad, "
-                                   "buffer or order";
+                                   "buffer, graph or order";
     char word[QE_NAME_BYTES];
     char *before = reader->at;
     QE_TRY(qe_trace_word(reader, expected, word));

@@ -11,7 +11,7 @@ enum {
     QE_TRACE_FOUND_BYTES = 48,       /* how much of what was found an error quotes */
 };
 
-/* Names are per kind: a weight and its gradient may share one. The first six are qe_object_kind. */
+/* Names are per kind: a weight and its gradient may share one. The first are qe_object_kind. */
 typedef enum qe_name_space {
     QE_NAMES_STREAM = QE_OBJECT_KINDS,
     QE_NAMES_EVENT,

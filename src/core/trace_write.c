@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "core/effect.h"
 #include "core/trace_state.h"
 #include "qeffect/recipe.h"
 
@@ -90,8 +91,11 @@ static void write_object(const trace_writer *writer, uint32_t index) {
         fputs(" weight=", writer->file);
         put_object(writer, object->weight);
     }
+    if (object->kind == QE_OBJECT_SLOT && object->bytes > 0) put_number(writer, " bytes=", object->bytes);
+    if (object->kind == QE_OBJECT_SLOT && object->address > 0) put_number(writer, " at=", object->address);
     if (object->kind == QE_OBJECT_BUFFER) {
         put_number(writer, " bytes=", object->bytes);
+        if (object->address > 0) put_number(writer, " at=", object->address);
         if (object->counter > 0) fputs(" written", writer->file);
     } else if (object->kind != QE_OBJECT_CACHE && object->counter > 0) {
         put_number(writer, " counter=", object->counter);
@@ -166,6 +170,15 @@ static void write_deposit(const trace_writer *writer, const qe_effect *effect, c
     put_microbatch(writer, effect->microbatch, item->microbatch);
 }
 
+static void write_graph_effect(const trace_writer *writer, const qe_effect *effect, const qe_object *object) {
+    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) return;
+    put_number(writer, "@", effect->version + object->counter);
+    if (effect->kind != QE_EFFECT_GRAPH_LAUNCH || effect->use == QE_FROZEN_NOTHING) return;
+    fprintf(writer->file, ",%s", qe_frozen_name((qe_frozen)effect->use));
+    put_number(writer, "=", effect->begin);
+    put_number(writer, "/", effect->end);
+}
+
 static void write_effect(const trace_writer *writer, const qe_effect *effect, const qe_item *item) {
     const qe_object *object = &writer->program->objects[effect->object];
     fprintf(writer->file, " %s ", qe_effect_kind_name((qe_effect_kind)effect->kind));
@@ -179,6 +192,7 @@ static void write_effect(const trace_writer *writer, const qe_effect *effect, co
         if (effect->kind == QE_EFFECT_GRAD_DEPOSIT) write_deposit(writer, effect, item);
         break;
     case QE_OBJECT_BUFFER: write_buffer_effect(writer, effect); break;
+    case QE_OBJECT_GRAPH: write_graph_effect(writer, effect, object); break;
     case QE_OBJECT_KINDS: break;
     }
 }

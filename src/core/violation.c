@@ -152,6 +152,22 @@ static void put_grad_and_buffer(text *into, const qe_violation *violation) {
     }
 }
 
+static void put_graph(text *into, const qe_violation *violation) {
+    unsigned long long expected = violation->expected, found = violation->found;
+    switch (violation->rule) {
+    case QE_RULE_SYNC_CAPTURE:
+        put(into, " The event was recorded outside the recording; move the wait in front of it.");
+        break;
+    case QE_RULE_GRAPH_EMPTY: put(into, " It was never captured."); break;
+    case QE_RULE_GRAPH_STALE: put(into, " Seal %llu is named; seal %llu is due.", expected, found); break;
+    case QE_RULE_GRAPH_MODE: put(into, " Captured for mode %llu; launched for mode %llu.", expected, found); break;
+    case QE_RULE_GRAPH_ADDRESS: put(into, " It holds address 0x%llx; that is at 0x%llx now.", expected, found); break;
+    case QE_RULE_GRAPH_CONSTANT: put(into, " It holds bits 0x%llx; they are 0x%llx now.", expected, found); break;
+    case QE_RULE_SLOT_ALIAS: put(into, " The slot lies at 0x%llx, the buffer at 0x%llx.", expected, found); break;
+    default: break; /* the other functions' rules */
+    }
+}
+
 static int is_sync(qe_rule rule) { return rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_EVENT; }
 
 static void put_facts(text *into, const qe_violation *violation, const qe_program *program) {
@@ -164,6 +180,7 @@ static void put_facts(text *into, const qe_violation *violation, const qe_progra
     put_scale_and_slot(into, violation);
     put_weight_and_cache(into, violation);
     put_grad_and_buffer(into, violation);
+    put_graph(into, violation);
     if (violation->other_item != QE_NONE) put(into, " Last changed by %s.", other);
 }
 

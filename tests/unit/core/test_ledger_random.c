@@ -270,11 +270,107 @@ static void every_refusal_comes_out_of_the_dump_too(void **state) {
     qe_program_deinit(&program);
 }
 
+/* What an observing ledger told, by rule, and the first rule of all. */
+typedef struct told_rules {
+    uint32_t total, of[QE_RULE_COUNT];
+    qe_rule first;
+} told_rules;
+
+static void note(told_rules *told, const qe_violations *violations) {
+    assert_int_equal(violations->total, violations->count);
+    if (told->total == 0 && violations->total > 0) told->first = violations->record[0].rule;
+    told->total += violations->total;
+    for (uint32_t i = 0; i < violations->count; i++) told->of[violations->record[i].rule]++;
+}
+
+static told_rules observe_step(qe_ledger *ledger, uint64_t *seed) {
+    const qe_program *program = ledger->program;
+    qe_violations violations;
+    told_rules told = {0};
+    qe_ledger_step_begin(ledger);
+    for (uint32_t index = 0; index < program->item_count; index++) {
+        uint32_t chosen = below(seed, 12) == 0 ? below(seed, program->item_count) : index;
+        if (below(seed, 16) == 0) continue;
+        const qe_item *item = &program->items[chosen];
+        qe_status status = below(seed, 8) ? qe_ledger_issue(ledger, chosen, &violations)
+                                          : qe_ledger_submit(ledger, item, &program->effects[item->first_effect],
+                                                             below(seed, 2) ? chosen : QE_NONE, &violations);
+        QE_LEDGER_VALID(ledger);
+        assert_int_equal(status, violations.total > 0 ? QE_CONTRACT : QE_OK);
+        note(&told, &violations);
+    }
+    qe_status status = qe_ledger_step_end(ledger, &violations);
+    assert_int_equal(status, violations.total > 0 ? QE_CONTRACT : QE_OK);
+    note(&told, &violations);
+    return told;
+}
+
+/* Submissions beside the program have no number of their own in a ledger: of an op that races with several of them it
+ * tells once, the trace of each. */
+static int is_race(int rule) { return rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_HOST; }
+
+static int assert_told_again(const qe_ledger *ledger, const told_rules *told) {
+    qe_program history;
+    qe_violations offline;
+    uint32_t of[QE_RULE_COUNT] = {0};
+    qe_program_init(&history);
+    assert_int_equal(qe_ledger_history(ledger, &history, NULL), QE_OK);
+    assert_int_equal(history.items[history.item_count - 1].kind, QE_ITEM_STEP_END);
+    assert_int_equal(qe_program_judge(&history, &offline, NULL), told->total > 0 ? QE_CONTRACT : QE_OK);
+    if (told->total > 0) assert_int_equal(offline.record[0].rule, told->first);
+    for (uint32_t i = 0; i < offline.count; i++) of[offline.record[i].rule] += offline.record[i].count;
+    int whole = offline.count < QE_VIOLATIONS_MAX;
+    for (int rule = 1; whole && rule < QE_RULE_COUNT; rule++) {
+        if (is_race(rule)) assert_int_equal(of[rule] > 0, told->of[rule] > 0);
+        else assert_int_equal(of[rule], told->of[rule]);
+    }
+    qe_program_deinit(&history);
+    return whole && told->total > 0;
+}
+
+static void an_observed_step_is_judged_the_same_from_its_dump(void **state) {
+    (void)state;
+    uint32_t broken = 0, whole = 0, right_after = 0;
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    for (uint64_t trial = 0; trial < 1500; trial++) {
+        uint64_t seed = trial;
+        qe_ledger *ledger;
+        assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
+        assert_int_equal(qe_ledger_certify(ledger, &violations, NULL), QE_OK);
+        qe_ledger_observe(ledger);
+        for (int step = 0; step < 4; step++) {
+            told_rules told = observe_step(ledger, &seed);
+            broken += told.total > 0;
+            if (qe_ledger_observed(ledger) > 0) assert_true(told.total > 0);
+            whole += assert_told_again(ledger, &told) != 0;
+        }
+        /* Whatever was observed, a right step is right after it, and on the certified way. */
+        uint64_t certified, judged;
+        qe_ledger_step_begin(ledger);
+        for (uint32_t i = 0; i < program.item_count; i++)
+            if (qe_ledger_issue(ledger, i, &violations) != QE_OK)
+                fail_msg("trial %llu item %u: %s", (unsigned long long)trial, i,
+                         qe_rule_id(violations.record[0].rule));
+        assert_int_equal(qe_ledger_step_end(ledger, &violations), QE_OK);
+        qe_ledger_counts(ledger, &certified, &judged);
+        right_after += certified == program.item_count;
+        qe_ledger_destroy(ledger);
+    }
+    print_message("    %u observed steps, %u of them within the records kept\n", broken, whole);
+    assert_true(broken > 1000);
+    assert_true(whole > 300);
+    assert_int_equal(right_after, 1500);
+    qe_program_deinit(&program);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(races_are_those_of_an_oracle_without_clocks),
         cmocka_unit_test(a_written_trace_is_judged_as_its_program),
         cmocka_unit_test(every_refusal_comes_out_of_the_dump_too),
+        cmocka_unit_test(an_observed_step_is_judged_the_same_from_its_dump),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,6 +80,8 @@ static void what_refers_to_nothing_is_refused(void **state) {
     assert_int_equal(qe_program_add_item(&program, &op, effects, QE_EFFECTS_MAX + 1, NULL, &error), QE_ERROR_LIMIT);
     qe_item record = {.kind = QE_ITEM_RECORD};
     assert_int_equal(qe_program_add_item(&program, &record, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0] = (qe_effect){.kind = QE_EFFECT_GRAPH_LAUNCH, .object = WEIGHT};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
     qe_deposit deposit = {.object = WEIGHT};
     assert_int_equal(qe_program_add_deposit(&program, &deposit, &error), QE_ERROR_ARGUMENT);
     assert_int_equal(qe_program_add_stream(&program, "x", (qe_stream_role)9, NULL, &error), QE_ERROR_ARGUMENT);
@@ -110,10 +112,45 @@ static void names_that_do_not_fit_are_refused(void **state) {
     qe_program_deinit(&program);
 }
 
+static void a_copy_is_equal_grows_by_itself_and_outlives_its_origin(void **state) {
+    (void)state;
+    qe_program program, copy, none;
+    make_right_program(&program);
+    qe_program_init(&copy);
+    assert_int_equal(qe_program_copy(&program, &copy, NULL), QE_OK);
+    assert_memory_equal(copy.items, program.items, program.item_count * sizeof *copy.items);
+    assert_memory_equal(copy.effects, program.effects, program.effect_count * sizeof *copy.effects);
+    assert_int_equal(copy.event_count, program.event_count);
+    must_add_object(&copy, (qe_object){.name = "more", .kind = QE_OBJECT_GRAPH, .weight = QE_NONE, .scale = QE_NONE});
+    assert_int_equal(copy.object_count, program.object_count + 1);
+    qe_program_deinit(&program);
+    assert_string_equal(copy.objects[SLOT].name, "X");
+    assert_string_equal(copy.labels[0].text, "load");
+    qe_program_init(&none);
+    qe_program_deinit(&copy);
+    assert_int_equal(qe_program_copy(&none, &copy, NULL), QE_OK);
+    assert_null(copy.objects);
+}
+
+static void a_launch_freezes_only_what_has_a_name(void **state) {
+    (void)state;
+    qe_program program;
+    make_right_program(&program);
+    qe_object object = {.name = "G", .kind = QE_OBJECT_GRAPH, .weight = QE_NONE, .scale = QE_NONE};
+    qe_effect effect = {.kind = QE_EFFECT_GRAPH_LAUNCH, .object = must_add_object(&program, object)};
+    qe_item op = {.kind = QE_ITEM_OP, .stream = COMPUTE};
+    effect.use = QE_FROZEN_CONSTANT;
+    assert_int_equal(qe_program_add_item(&program, &op, &effect, 1, NULL, NULL), QE_OK);
+    effect.use = QE_FROZEN_KINDS;
+    assert_int_equal(qe_program_add_item(&program, &op, &effect, 1, NULL, NULL), QE_ERROR_ARGUMENT);
+    qe_program_deinit(&program);
+}
+
 static void effects_conflict_unless_both_read_or_both_record(void **state) {
     (void)state;
     static const uint8_t readers[] = {QE_EFFECT_SCALE_USE, QE_EFFECT_SCALE_RECORD, QE_EFFECT_SLOT_BORROW,
-                                      QE_EFFECT_WEIGHT_READ, QE_EFFECT_CACHE_USE, QE_EFFECT_BUFFER_READ};
+                                      QE_EFFECT_WEIGHT_READ, QE_EFFECT_CACHE_USE, QE_EFFECT_BUFFER_READ,
+                                      QE_EFFECT_GRAPH_LAUNCH};
     for (int a = 0; a < QE_EFFECT_KINDS; a++) {
         for (int b = 0; b < QE_EFFECT_KINDS; b++) {
             qe_effect first = {.kind = (uint8_t)a, .end = 8}, second = {.kind = (uint8_t)b, .end = 8};
@@ -152,6 +189,8 @@ int main(void) {
         cmocka_unit_test(a_program_grows_far_beyond_its_first_room),
         cmocka_unit_test(what_refers_to_nothing_is_refused),
         cmocka_unit_test(names_that_do_not_fit_are_refused),
+        cmocka_unit_test(a_copy_is_equal_grows_by_itself_and_outlives_its_origin),
+        cmocka_unit_test(a_launch_freezes_only_what_has_a_name),
         cmocka_unit_test(effects_conflict_unless_both_read_or_both_record),
         cmocka_unit_test(ranges_conflict_only_where_they_meet),
     };

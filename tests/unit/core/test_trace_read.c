@@ -17,11 +17,16 @@ static const char right[] =
     "slot X counter=3\n"
     "buffer \"\\x41 \\\"b\\\"\" bytes=1000 written\n"
     "order layers.0.wq 1 0/2\n"
+    "slot placed bytes=64 at=4096\n"
+    "buffer placed bytes=64 at=8192\n"
+    "graph F0 counter=2\n"
     "step begin\n"
     "op \"norm quantize\" on compute stage=1 mb=3 : slot.acquire X@4 slot.borrow X@4,write,stage=1,mb=3 "
     "cache.use layers.0.wq@7,epoch=5,layouts=2,recipe=bf16 buffer.read \"A \\\"b\\\"\"[10,20)@2\n"
     "record done on compute\n"
     "wait done on \"a caller\"\n"
+    "op launch on compute : graph.launch F0@2,address=140737/140800 graph.launch F0@2,constant=1/1 graph.begin F0 "
+    "graph.capture F0@3 graph.launch F0@3,mode=0/18446744073709551615 graph.launch F0@3\n"
     "sync event done\n"
     "sync stream compute\n"
     "\tsync   device   \n"
@@ -43,10 +48,10 @@ static void every_statement_is_read(void **state) {
     qe_status status = read_text(right, sizeof right - 1, &program, &error);
     if (status != QE_OK) print_error("%u:%u %s\n", error.line, error.column, error.message);
     assert_int_equal(status, QE_OK);
-    assert_int_equal(program.object_count, 6);
+    assert_int_equal(program.object_count, 9);
     assert_int_equal(program.stream_count, 2);
     assert_int_equal(program.event_count, 1);
-    assert_int_equal(program.item_count, 8);
+    assert_int_equal(program.item_count, 9);
     assert_int_equal(program.deposit_count, 2);
     assert_string_equal(program.streams[1].name, "a caller");
     assert_int_equal(program.streams[1].role, QE_STREAM_CALLER);
@@ -60,7 +65,7 @@ static void every_statement_is_read(void **state) {
     assert_string_equal(program.labels[op->label].text, "norm quantize");
     assert_int_equal(op->stage, 1);
     assert_int_equal(op->microbatch, 3);
-    assert_int_equal(op->line, 15);
+    assert_int_equal(op->line, 18);
     assert_int_equal(op->effect_count, 4);
     const qe_effect *effects = &program.effects[op->first_effect];
     assert_int_equal(effects[0].version, 1);
@@ -72,6 +77,20 @@ static void every_statement_is_read(void **state) {
     assert_int_equal(effects[3].begin, 10);
     assert_int_equal(effects[3].end, 20);
     assert_int_equal(effects[3].version, 2);
+    assert_int_equal(program.objects[6].address, 4096);
+    assert_int_equal(program.objects[6].bytes, 64);
+    assert_int_equal(program.objects[7].address, 8192);
+    const qe_effect *launch = &program.effects[program.items[4].first_effect];
+    assert_int_equal(program.items[4].effect_count, 6);
+    assert_int_equal(launch[0].version, 0);
+    assert_int_equal(launch[0].use, QE_FROZEN_ADDRESS);
+    assert_int_equal(launch[0].begin, 140737);
+    assert_int_equal(launch[0].end, 140800);
+    assert_int_equal(launch[1].use, QE_FROZEN_CONSTANT);
+    assert_int_equal(launch[3].version, 1);
+    assert_int_equal(launch[4].use, QE_FROZEN_MODE);
+    assert_int_equal(launch[4].end, UINT64_MAX);
+    assert_int_equal(launch[5].use, QE_FROZEN_NOTHING);
     qe_program_deinit(&program);
 }
 
@@ -104,7 +123,7 @@ static const bad_text bad_texts[] = {
     {"qet 1\nscale S due=4294967296\n", 2, 13, "`4294967296`", "a number up to 4294967295"},
     {"qet 1\nbuffer b\n", 2, 9, "end of the line", "bytes=N"},
     {"qet 1\nbuffer b bytes=4x\n", 2, 17, "`x`", "the end of the line"},
-    {"qet 1\nbuffer b bytes=4 counter=1\n", 2, 18, "`counter=1`", "bytes=N, written"},
+    {"qet 1\nbuffer b bytes=4 counter=1\n", 2, 18, "`counter=1`", "bytes=N, at=N, written"},
     {"qet 1\ncache q\n", 2, 8, "end of the line", "weight=NAME"},
     {"qet 1\ncache q weight=w\n", 2, 16, "`w`", "a declared weight"},
     {"qet 1\nscale w\ncache q weight=w\n", 3, 16, "`w`", "a declared weight"},
@@ -130,6 +149,12 @@ static const bad_text bad_texts[] = {
     {HEAD "op k on s : cache.use q@0,recipe=int8\n", HEAD_LINES + 1, 34, "`int8`", "a recipe: delayed"},
     {HEAD "op k on s : buffer.read b[0\n", HEAD_LINES + 1, 28, "end of the line", "`,` in a range"},
     {HEAD "op k on s : buffer.read b[0,8\n", HEAD_LINES + 1, 30, "end of the line", "`)` after a range"},
+    {HEAD "graph G\nop k on s : graph.launch G\n", HEAD_LINES + 2, 27, "end of the line", "`@` and the version"},
+    {HEAD "graph G\nop k on s : graph.launch G@1,size=1/2\n", HEAD_LINES + 2, 34, "`=1/2`", "mode=, address= or"},
+    {HEAD "graph G\nop k on s : graph.launch G@1,mode=1\n", HEAD_LINES + 2, 36, "end of the line", "`/` and what"},
+    {HEAD "graph G\nop k on s : graph.launch G@1,mode=1/x\n", HEAD_LINES + 2, 37, "`x`", "what is there now"},
+    {HEAD "graph G\nop k on s : graph.launch G@1,mode=1/1,mode=2/2\n", HEAD_LINES + 2, 43, "`=2/2`", "one of mode="},
+    {"qet 1\ngraph G due=1\n", 2, 9, "`due=1`", "counter=N"},
     {HEAD "wait f on s\n", HEAD_LINES + 1, 6, "`f`", "a declared event"},
     {HEAD "sync all\n", HEAD_LINES + 1, 6, "`all`", "event, stream or device"},
     {HEAD "step over\n", HEAD_LINES + 1, 6, "`over`", "begin or end"},
