@@ -299,9 +299,12 @@ qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *p
     QE_TRY(qe_guard_create(rank, binding, error_out));
     QE_TRY(bind_units(rank, binding, error_out));
     QE_TRY(qe_binding_capture(rank, binding, error_out));
-    QE_TRY(qe_ledger_create(&binding->rank_plan->program, &binding->ledger, error_out));
+    QE_TRY(qe_binding_add_graphs(binding, error_out));
+    QE_TRY(qe_ledger_create(binding->program, &binding->ledger, error_out));
     qe_violations violations; /* the plan was certified before; this arms the certified way */
-    return qe_ledger_certify(binding->ledger, &violations, error_out);
+    QE_TRY(qe_ledger_certify(binding->ledger, &violations, error_out));
+    if (rank->team->options.contracts == QE_CONTRACTS_OBSERVE) qe_ledger_observe(binding->ledger);
+    return QE_OK;
 }
 
 static void release(qe_rank *rank, void *address) {
@@ -323,6 +326,7 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
                        binding->loss, binding->loss_host,    binding->norms};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) release(rank, buffers[i]);
     qe_ledger_destroy(binding->ledger);
+    qe_program_deinit(&binding->sealed_program);
     qe_guard_destroy(rank, binding);
     free(binding->streams);
     free(binding->events);

@@ -4,6 +4,7 @@
  * leaves out ops that name their microbatch (copies of tokens and of the loss), so that segments in the same slots have
  * the same ops and share a graph. For the whole step it covers all streams; edges with the caller stay outside. */
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
@@ -255,37 +256,51 @@ const qe_segment *qe_binding_segment(const qe_binding *binding, uint32_t index) 
     return &binding->segments[binding->item_segment[index]];
 }
 
+qe_status qe_binding_add_graphs(qe_binding *binding, qe_error *error_out) {
+    binding->program = &binding->rank_plan->program;
+    if (binding->segment_count == 0) return QE_OK;
+    QE_TRY(qe_program_copy(binding->program, &binding->sealed_program, error_out));
+    for (uint32_t g = 0; g < binding->segment_count; g++) {
+        qe_object graph = {.kind = QE_OBJECT_GRAPH, .counter = 1, .weight = QE_NONE, .scale = QE_NONE};
+        snprintf(graph.name, sizeof graph.name, "graph%u", g);
+        QE_TRY(qe_program_add_object(&binding->sealed_program, &graph, NULL, error_out));
+    }
+    binding->program = &binding->sealed_program;
+    return QE_OK;
+}
+
+static uint32_t graph_object(const qe_binding *binding, uint32_t graph) {
+    return binding->rank_plan->program.object_count + graph;
+}
+
+void qe_binding_tell_captured(qe_binding *binding) {
+    for (uint32_t g = 0; g < binding->segment_count; g++) {
+        uint32_t object = graph_object(binding, g);
+        qe_ledger_touch(binding->ledger, object, qe_ledger_counter(binding->ledger, object) + 1);
+    }
+}
+
 static uint64_t word_at(const qe_op *op, size_t offset_bytes) {
     uint64_t word;
     memcpy(&word, (const char *)op + offset_bytes, sizeof word);
     return word;
 }
 
-qe_status qe_segment_check(const qe_binding *binding, const qe_segment *segment, qe_violations *violations_out) {
+uint32_t qe_segment_broken(const qe_binding *binding, const qe_segment *segment, qe_effect *launch_out) {
     const qe_sealed_graph *graph = &binding->graphs[segment->graph];
     size_t word = 0;
     uint32_t item = broken_seal(binding, segment, graph, &word);
-    if (item == QE_NONE) return QE_OK;
+    if (item == QE_NONE) return QE_NONE;
     uint32_t op = 0;
     for (uint32_t i = segment->first; i < item; i++) op += binding->rank_plan->program.items[i].kind == QE_ITEM_OP;
     int address = word >= offsetof(qe_op, args) &&
                   qe_op_is_address(op_of(binding, item)->kind, (uint32_t)(word - offsetof(qe_op, args)));
-    const qe_item *at = &binding->rank_plan->program.items[item];
-    memset(violations_out, 0, sizeof *violations_out);
-    violations_out->count = violations_out->total = 1;
-    violations_out->record[0] = (qe_violation){
-        .rule = address ? QE_RULE_GRAPH_ADDRESS : QE_RULE_GRAPH_CONSTANT,
-        .item = item,
-        .other_item = QE_NONE,
-        .object = QE_NONE,
-        .stream = at->stream,
-        .stage = at->stage,
-        .microbatch = at->microbatch,
-        .expected = word_at(&graph->sealed[op], word),
-        .found = word_at(op_of(binding, item), word),
-        .count = 1,
-    };
-    return QE_CONTRACT;
+    *launch_out = (qe_effect){.kind = QE_EFFECT_GRAPH_LAUNCH,
+                              .object = graph_object(binding, segment->graph),
+                              .use = address ? QE_FROZEN_ADDRESS : QE_FROZEN_CONSTANT,
+                              .begin = word_at(&graph->sealed[op], word),
+                              .end = word_at(op_of(binding, item), word)};
+    return item;
 }
 
 /* The caller's edges of a whole-step graph: waits go before the launch, records behind it. */

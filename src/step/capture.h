@@ -28,12 +28,17 @@ struct qe_segment {
 
 /* Records every segment of the binding. On failure nothing is left behind. Requires: ops are bound, nothing runs. */
 qe_status qe_binding_capture(qe_rank *rank, qe_binding *binding, qe_error *error_out);
+/* The program that the ledger is made of: the plan's with an object for each graph there may be. There are at most as
+ * many as segments, whatever a later recording makes of them. */
+qe_status qe_binding_add_graphs(qe_binding *binding, qe_error *error_out);
+/* Everything was recorded again: the ledger's seals rise. */
+void qe_binding_tell_captured(qe_binding *binding);
 void qe_binding_uncapture(qe_rank *rank, qe_binding *binding);
 
 /* The segment that begins at item `index`, or NULL. */
 const qe_segment *qe_binding_segment(const qe_binding *binding, uint32_t index);
-/* Does the seal still hold? QE_CONTRACT with the first op that differs, else QE_OK. */
-qe_status qe_segment_check(const qe_binding *binding, const qe_segment *segment, qe_violations *violations_out);
+/* Does the seal still hold? QE_NONE; else the item of the first op that differs, and a launch that says how. */
+uint32_t qe_segment_broken(const qe_binding *binding, const qe_segment *segment, qe_effect *launch_out);
 /* Launches a segment with its edges to the caller's stream. */
 qe_status qe_segment_launch(qe_rank *rank, qe_binding *binding, const qe_segment *segment);
 

@@ -164,7 +164,7 @@ static void trial_end(fault_trial *trial) {
 
 /* Before the first step nothing is written and every cache is empty; later that is so only of caches after an abort. */
 static qe_status trial_begin(fault_trial *trial, qe_error *error_out) {
-    const qe_program *program = &trial->binding.rank_plan->program;
+    const qe_program *program = trial->binding.program;
     const qe_rank *rank = trial->rank;
     if (trial->binding.ledger == NULL || !rank->has_stepped) {
         trial_end(trial);
@@ -224,6 +224,7 @@ static qe_status search(qe_team *team, const recipe_for_rule *recipe, qe_edit *e
         qe_rank *rank = &team->ranks[index];
         fault_trial trial = {.rank = rank, .binding = rank->train};
         trial.binding.ledger = NULL;
+        trial.binding.item_segment = NULL; /* what is tried are edits of single items */
         trial.empty_caches = !rank->has_caches || recipe->rule == QE_RULE_CACHE_EMPTY;
         qe_status status = search_rank(&trial, recipe, edit_out, error_out);
         trial_end(&trial);

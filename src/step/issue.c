@@ -20,6 +20,7 @@ qe_status qe_binding_run_item(qe_rank *rank, qe_binding *binding, uint32_t index
 /* Under `observe` a breach is noted and the work goes on; the first one of the step is kept. */
 static qe_status judged(qe_rank *rank, qe_status status, const qe_violations *found) {
     if (status != QE_CONTRACT) return status;
+    rank->ledger_told = 1;
     if (rank->violations.count == 0) rank->violations = *found;
     return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
 }
@@ -105,18 +106,23 @@ static qe_status submit_edited(qe_rank *rank, qe_binding *binding, uint32_t inde
     return QE_OK;
 }
 
-static qe_status judge_seal(qe_rank *rank, const qe_binding *binding, const qe_segment *segment) {
-    qe_violations found;
-    if (rank->team->options.contracts == QE_CONTRACTS_OFF) return QE_OK;
-    return judged(rank, qe_segment_check(binding, segment, &found), &found);
+/* A launch is told to the ledger where it would be refused. Where the seal holds, the ops that it stands for say it
+ * all, and the step stays on the certified way. The op that is not what it was gives the launch its name. */
+static qe_status judge_seal(qe_rank *rank, qe_binding *binding, const qe_segment *segment) {
+    qe_effect launch;
+    uint32_t index = qe_segment_broken(binding, segment, &launch);
+    if (index == QE_NONE) return QE_OK;
+    qe_item item = binding->rank_plan->program.items[index];
+    item.effect_count = 1;
+    return judge_edited(rank, binding, &item, &launch, index);
 }
 
 /* A graph is judged whole before it is launched: its ops, then its seal. */
-static qe_status submit_segment(qe_rank *rank, qe_binding *binding, const qe_segment *segment, int judge) {
+static qe_status submit_segment(qe_rank *rank, qe_binding *binding, const qe_segment *segment, int judge, int run) {
     for (uint32_t index = segment->first; judge && index < segment->end; index++)
         QE_TRY(judge_planned(rank, binding, index));
     if (judge) QE_TRY(judge_seal(rank, binding, segment));
-    return qe_segment_launch(rank, binding, segment);
+    return run ? qe_segment_launch(rank, binding, segment) : QE_OK;
 }
 
 /* Work that departs from the plan cannot be replayed: the segment that an edit touches runs op by op. */
@@ -132,9 +138,8 @@ qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, u
     int armed = rank->team->edit_rank == rank->index && binding->plan == rank->train.plan;
     for (uint32_t index = begin; index < end; index++) {
         const qe_segment *segment = qe_binding_segment(binding, index);
-        if (segment != NULL && !run) QE_TRY(judge_seal(rank, binding, segment));
-        if (segment != NULL && run && !(armed && is_touched(edit, segment))) {
-            QE_TRY(submit_segment(rank, binding, segment, judge));
+        if (segment != NULL && !(armed && is_touched(edit, segment))) {
+            QE_TRY(submit_segment(rank, binding, segment, judge, run));
             index = segment->end - 1;
             continue;
         }

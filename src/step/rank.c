@@ -23,12 +23,19 @@ static int contracts_on(const qe_rank *rank) {
     return rank->team->options.contracts != QE_CONTRACTS_OFF;
 }
 
+static int observes(const qe_rank *rank) {
+    return rank->team->options.contracts == QE_CONTRACTS_OBSERVE;
+}
+
+/* Of what only a guard saw no submission tells. */
+static void keep_history(qe_rank *rank, const qe_binding *binding) {
+    if (!rank->ledger_told) return;
+    qe_error ignored; /* without memory for the history the records still say what happened */
+    qe_ledger_history(binding->ledger, &rank->history, &ignored);
+}
+
 static void abort_step(qe_rank *rank, qe_binding *binding) {
-    qe_program_deinit(&rank->history);
-    if (rank->violations.count > 0 && !rank->guard_fired) {
-        qe_error ignored; /* without memory for the history the records still say what happened */
-        qe_ledger_history(binding->ledger, &rank->history, &ignored);
-    }
+    keep_history(rank, binding);
     if (contracts_on(rank)) {
         qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);
         qe_ledger_step_abort(binding->ledger);
@@ -45,13 +52,14 @@ static void begin(qe_rank *rank, qe_binding *binding) {
     rank->vetoed = 0;
     rank->certified = rank->judged = 0;
     memset(&rank->violations, 0, sizeof rank->violations);
+    qe_program_deinit(&rank->history);
     memset(&rank->error, 0, sizeof rank->error);
     size_t tokens = plan->model_ops->tokens(plan->model);
     for (size_t m = 0; m < plan->microbatches; m++) {
         memcpy(binding->staging + 2 * m * tokens, batch->tokens + m * tokens, tokens * sizeof(int32_t));
         memcpy(binding->staging + (2 * m + 1) * tokens, batch->targets + m * tokens, tokens * sizeof(int32_t));
     }
-    rank->guard_fired = 0;
+    rank->ledger_told = 0;
     if (contracts_on(rank)) qe_ledger_step_begin(binding->ledger);
     qe_guard_begin(rank, binding);
 }
@@ -104,7 +112,6 @@ static qe_status guards(qe_rank *rank, qe_binding *binding) {
     qe_status status = qe_guard_verdict(rank, binding, &found);
     if (status != QE_CONTRACT) return status;
     if (rank->violations.count == 0) rank->violations = found;
-    rank->guard_fired = 1;
     return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
 }
 
@@ -115,16 +122,29 @@ static qe_status actions(qe_rank *rank, qe_binding *binding) {
     return local_values(rank, binding);
 }
 
+static qe_status check_end(qe_rank *rank, qe_binding *binding) {
+    if (!contracts_on(rank) || observes(rank)) return QE_OK; /* an observed step ends whatever it owes */
+    qe_status status = qe_ledger_step_check(binding->ledger, &rank->violations);
+    rank->ledger_told |= status == QE_CONTRACT;
+    return status;
+}
+
 /* Judges commits, folds and the end of the step before any of them runs. */
 static qe_status judge_commit(qe_rank *rank, qe_binding *binding) {
     uint32_t end = binding->rank_plan->program.item_count;
     QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 1, 0));
-    if (!contracts_on(rank)) return QE_OK;
+    return check_end(rank, binding);
+}
+
+/* Told only now: the trace of an observed step is the whole step. */
+static void end_step(qe_rank *rank, qe_binding *binding) {
     qe_violations found;
-    qe_status status = qe_ledger_step_check(binding->ledger, &found);
-    if (status != QE_CONTRACT) return status;
-    if (rank->violations.count == 0) rank->violations = found;
-    return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
+    qe_status status = qe_ledger_step_end(binding->ledger, &found);
+    QE_ASSERT(status == QE_OK || observes(rank));
+    rank->ledger_told |= status == QE_CONTRACT;
+    if (status == QE_CONTRACT && rank->violations.count == 0) rank->violations = found;
+    rank->words_stale |= rank->violations.count > 0; /* the work was done, the ledger left it out */
+    keep_history(rank, binding);
 }
 
 static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
@@ -135,11 +155,8 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
     QE_TRY(guards(rank, binding));
     if (contracts_on(rank)) {
         qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);
-        qe_violations ignored; /* checked before */
-        qe_status status = qe_ledger_step_end(binding->ledger, &ignored);
-        QE_ASSERT(status == QE_OK || rank->team->options.contracts == QE_CONTRACTS_OBSERVE);
-        if (status != QE_OK) qe_ledger_step_abort(binding->ledger);
-        rank->has_caches = status == QE_OK;
+        end_step(rank, binding);
+        rank->has_caches = rank->violations.count == 0;
     }
     return QE_OK;
 }
@@ -193,10 +210,12 @@ void qe_rank_evaluate(qe_rank *rank) {
     qe_status status = qe_binding_issue(rank, binding, 0, binding->rank_plan->program.item_count, 1, 1);
     if (status == QE_OK) status = qe_binding_drain(rank, binding, &rank->error);
     if (status == QE_OK) status = guards(rank, binding);
-    if (status == QE_OK && contracts_on(rank)) status = qe_ledger_step_end(binding->ledger, &rank->violations);
+    if (status == QE_OK) status = check_end(rank, binding);
     if (status == QE_OK) status = meet(rank, QE_OK, 0);
+    if (status == QE_OK && contracts_on(rank)) end_step(rank, binding);
     if (status == QE_OK) return;
     give_up(rank, binding, status);
     rank->words_stale = 1;
+    keep_history(rank, binding);
     if (contracts_on(rank)) qe_ledger_step_abort(binding->ledger);
 }

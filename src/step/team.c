@@ -301,7 +301,7 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
 /* Copies of small arrays share the history's storage; ownership moves to the caller. */
 qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out, qe_error *error_out) {
     if (rank >= team->rank_count || team->ranks[rank].history.object_count == 0)
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u has no refused step to tell of", rank);
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u has no refused or observed step to tell of", rank);
     *program_out = team->ranks[rank].history;
     qe_program_init(&team->ranks[rank].history);
     return QE_OK;
@@ -309,7 +309,7 @@ qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out,
 
 const qe_program *qe_team_program(const qe_team *team, uint32_t rank) {
     const qe_rank *r = &team->ranks[rank];
-    return r->train.plan != NULL ? &r->train.rank_plan->program : &r->evaluate.rank_plan->program;
+    return r->train.plan != NULL ? r->train.program : r->evaluate.program;
 }
 
 /* The old memory stays until the rank goes: graphs that were recorded with it may still be launched. */
@@ -349,6 +349,7 @@ qe_status qe_team_recapture(qe_team *team, qe_error *error_out) {
             if (bindings[b]->plan == NULL) continue;
             qe_binding_uncapture(&team->ranks[i], bindings[b]);
             QE_TRY(qe_binding_capture(&team->ranks[i], bindings[b], error_out));
+            qe_binding_tell_captured(bindings[b]);
         }
     }
     return QE_OK;

@@ -41,6 +41,8 @@ typedef struct qe_binding {
     qe_op *ops; /* [op_count] */
     qe_stream **streams; /* [stream_count]; NULL for the host's */
     qe_event **events; /* [event_count] */
+    const qe_program *program; /* what the ledger knows: the plan's, and a graph object for each segment */
+    qe_program sealed_program; /* storage of that where there are segments */
     qe_ledger *ledger;
     uint64_t slot_bytes, scratch_bytes;
     /* Captured execution; all empty when eager. */
@@ -72,15 +74,15 @@ typedef struct qe_rank {
     void **retired; /* memory that graphs may still point to; freed with the rank */
     uint32_t retired_count;
     uint8_t words_stale; /* witness words are to be set from the ledger before the next step */
-    uint8_t guard_fired; /* the breach of this step was found by a guard: no submission tells of it */
+    uint8_t ledger_told; /* the ledger found a breach in this step, so its history tells of one */
     uint8_t has_stepped; /* a training step was begun: buffers were written */
     uint8_t has_caches; /* the last training step left every cache filled, and no weight was written since */
     double *values, *gathered; /* for the meeting: norms by weight, then the loss */
     /* Outcome of the last command. */
     qe_status status;
     qe_error error;
-    qe_violations violations;
-    qe_program history;
+    qe_violations violations; /* under observe: the first of the step, as its ledger told them */
+    qe_program history; /* of a step that was refused or observed */
     uint8_t vetoed;
     uint8_t torn; /* some weights of a step are committed and others not: the device failed in between */
     double loss_sum, gradient_norm;

@@ -87,6 +87,24 @@ static uint32_t parameter_named(const world *w, const char *name) {
 
 static qe_status try_step(world *w) { return world_try_step(w, 0); }
 
+/* The refused launch is the last thing in the step's history, which gives the same verdict with the same numbers. */
+static void history_tells_the_same(world *w) {
+    const qe_violation *told = &w->result.violations.record[0];
+    qe_program history;
+    qe_violations violations;
+    qe_program_init(&history);
+    must(qe_team_history(w->team, w->result.violation_rank, &history, &w->error), &w->error, "history");
+    assert_int_equal(qe_program_judge(&history, &violations, NULL), QE_CONTRACT);
+    assert_int_equal(violations.total, w->result.violations.total);
+    assert_int_equal(violations.record[0].rule, told->rule);
+    assert_int_equal(violations.record[0].expected, told->expected);
+    assert_int_equal(violations.record[0].found, told->found);
+    assert_int_equal(violations.record[0].item, history.item_count - 1);
+    assert_string_equal(history.objects[violations.record[0].object].name,
+                        qe_team_program(w->team, w->result.violation_rank)->objects[told->object].name);
+    qe_program_deinit(&history);
+}
+
 static void a_moved_weight_is_refused_and_recaptured(void **state) {
     (void)state;
     for (int unit = 0; unit < UNITS; unit++) {
@@ -102,8 +120,15 @@ static void a_moved_weight_is_refused_and_recaptured(void **state) {
         assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_ADDRESS);
         assert_true(w.result.violations.record[0].expected != w.result.violations.record[0].found);
         assert_string_equal(before.text, world_state(&w).text);
+        history_tells_the_same(&w);
         must(qe_team_recapture(w.team, &w.error), &w.error, "recapture");
-        assert_string_equal(expected.text, hash_after(&w, STEPS - 2).text);
+        hash_after(&w, 1);
+        must(qe_team_weight_move(w.team, parameter_named(&w, "model.norm.weight"), &w.error), &w.error, "move again");
+        assert_int_equal(try_step(&w), QE_CONTRACT);
+        assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_ADDRESS);
+        history_tells_the_same(&w); /* by the seal of the second recording */
+        must(qe_team_recapture(w.team, &w.error), &w.error, "recapture");
+        assert_string_equal(expected.text, hash_after(&w, STEPS - 3).text);
         world_close(&w);
     }
 }
@@ -142,6 +167,30 @@ static void a_changed_constant_is_refused(void **state) {
         assert_int_equal(try_step(&w), QE_CONTRACT);
         assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_CONSTANT);
         assert_string_equal(before.text, world_state(&w).text);
+        history_tells_the_same(&w);
+        world_close(&w);
+    }
+}
+
+/* Seals of the commit's graph are looked at while the step can still be given up. */
+static void a_changed_constant_of_the_optimizer_is_refused_before_any_weight_moves(void **state) {
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++) {
+        world w;
+        world_options options = {.schedule = "1f1b", .ranks = 2, .capture = units[unit]};
+        world_hash expected = hash_of(&options);
+        world_open(&w, &options);
+        hash_after(&w, 2);
+        world_hash before = world_state(&w);
+        qe_op *adamw = bound_op(&w, QE_OP_ADAMW);
+        adamw->args.adamw.count--;
+        assert_int_equal(try_step(&w), QE_CONTRACT);
+        assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_CONSTANT);
+        assert_int_equal(w.result.violations.record[0].expected, adamw->args.adamw.count + 1);
+        assert_string_equal(before.text, world_state(&w).text);
+        history_tells_the_same(&w);
+        adamw->args.adamw.count++;
+        assert_string_equal(expected.text, hash_after(&w, STEPS - 2).text);
         world_close(&w);
     }
 }
@@ -215,6 +264,7 @@ int main(void) {
         cmocka_unit_test(a_moved_weight_is_refused_and_recaptured),
         cmocka_unit_test(without_contracts_a_moved_weight_trains_on_with_stale_bytes),
         cmocka_unit_test(a_changed_constant_is_refused),
+        cmocka_unit_test(a_changed_constant_of_the_optimizer_is_refused_before_any_weight_moves),
         cmocka_unit_test(without_contracts_a_changed_constant_stays_frozen),
         cmocka_unit_test(faults_are_trapped_in_captured_mode_too),
         cmocka_unit_test(a_failed_capture_leaves_nothing_behind),

@@ -138,6 +138,44 @@ static void a_second_trap_right_behind_the_first_is_told_as_well(void **state) {
     world_close(&w);
 }
 
+/* The whole observed step, judged on its own, begins with the rule that a trap would have named. */
+static void observe(const trap_case *at, qe_rule rule) {
+    world w;
+    trap_case observed = *at;
+    observed.options.contracts = QE_CONTRACTS_OBSERVE;
+    world_open(&w, &observed.options);
+    while (w.step < at->step) world_step(&w, 0);
+    qe_error error = {0};
+    qe_status status = qe_team_inject(w.team, rule, &error);
+    if (is_out_of_reach(rule, at)) {
+        assert_int_equal(status, QE_ERROR_UNSUPPORTED);
+        world_close(&w);
+        return;
+    }
+    must(status, &error, qe_rule_id(rule));
+    world_hash before = world_state(&w);
+    must(world_try_step(&w, 0), &w.error, qe_rule_id(rule));
+    assert_false(w.result.vetoed);
+    assert_string_not_equal(world_state(&w).text, before.text); /* committed */
+    assert_int_not_equal(w.result.violation_rank, QE_NONE);
+    assert_string_equal(qe_rule_id(w.result.violations.record[0].rule), qe_rule_id(rule));
+    history_tells_the_same(&w, rule);
+    world_step(&w, 0);
+    assert_int_equal(w.result.violations.count, 0);
+    assert_int_equal(qe_team_history(w.team, 0, &(qe_program){0}, &error), QE_ERROR_ARGUMENT);
+    world_close(&w);
+}
+
+static void every_rule_is_observed_and_the_step_commits(void **state) {
+    (void)state;
+    const trap_case cases[] = {{{.ranks = 1}, 1}, {{.ranks = 1}, 3}, {{.ranks = 2, .schedule = "zbh1"}, 1},
+                               {{.ranks = 2, .schedule = "zbh1"}, 3},
+                               {{.ranks = 2, .schedule = "gpipe", .no_cache = 1, .copy = 1}, 2},
+                               {{.ranks = 2, .schedule = "1f1b", .capture = QE_CAPTURE_STEP}, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int rule = QE_RULE_SCALE_EPOCH; rule <= QE_RULE_SYNC_EVENT; rule++) observe(&cases[i], (qe_rule)rule);
+}
+
 static void under_observe_a_breach_is_noted_and_the_step_goes_on(void **state) {
     (void)state;
     world w;
@@ -184,6 +222,7 @@ int main(void) {
         cmocka_unit_test(a_rule_that_a_plan_cannot_break_is_refused_at_once),
         cmocka_unit_test(a_fault_is_not_planted_where_nothing_would_stop_it),
         cmocka_unit_test(a_second_trap_right_behind_the_first_is_told_as_well),
+        cmocka_unit_test(every_rule_is_observed_and_the_step_commits),
         cmocka_unit_test(under_observe_a_breach_is_noted_and_the_step_goes_on),
         cmocka_unit_test(a_fault_is_found_within_a_second_in_a_plan_of_the_quickstarts_size),
     };
