@@ -7,6 +7,10 @@ from support import CONTRACT, ERROR, ROOT, USAGE, Case
 
 SHORT = ("--set", "train.steps=3", "--set", "checkpoint.path=", "--set", "contracts.trace=trap.qet")
 
+SEALS = ("graph.address", "graph.constant")
+# No step of a plan can break these: they are for traces and for other programs.
+NOT_OF_A_STEP = ("sync.capture", "graph.empty", "graph.stale", "graph.mode", "slot.alias", "step.nonfinite")
+
 
 def rules():
     with open(os.path.join(ROOT, "docs", "rules.md"), encoding="utf-8") as file:
@@ -29,12 +33,13 @@ class Traps(Case):
         told = rules()
         expected = self.injected("slot.stale@2")["state_hash"]
         for rule in told:
-            if rule.startswith(("schedule.", "graph.")) or rule == "step.nonfinite":
+            if rule.startswith("schedule.") or rule in NOT_OF_A_STEP:
                 continue
+            captured = ("--mode", "captured") if rule in SEALS else ()
             with self.subTest(rule=rule):
                 if os.path.exists(self.path("trap.qet")):
                     os.remove(self.path("trap.qet"))
-                answer = self.injected(f"{rule}@2")
+                answer = self.injected(f"{rule}@2", *captured)
                 self.assertEqual(answer["breach"]["violations"][0]["rule"], rule)
                 self.assertEqual((answer["steps"], answer["state_hash"]), (1, expected), "as the step before left it")
                 self.assertEqual(answer["breach"]["trace"], "trap.qet")
@@ -43,11 +48,16 @@ class Traps(Case):
 
     def test_a_broken_seal_is_trapped_in_captured_mode(self):
         expected = self.injected("slot.stale@2")["state_hash"]
-        for rule in ("graph.address", "graph.constant"):
+        for rule in SEALS:
             for unit in ("layer", "action", "step"):
                 answer = self.injected(f"{rule}@2", "--mode", "captured", "--set", f"train.capture={unit}")
-                self.assertEqual(answer["breach"]["violations"][0]["rule"], rule)
+                told = answer["breach"]["violations"][0]
+                self.assertEqual(told["rule"], rule)
                 self.assertEqual((answer["steps"], answer["state_hash"]), (1, expected), "as the step before left it")
+                again = self.document("trace", "check", "trap.qet", status=CONTRACT)
+                self.assertEqual(again["verdict"], rule)
+                self.assertEqual([again["violations"][0][key] for key in ("object", "expected", "found")],
+                                 [told[key] for key in ("object", "expected", "found")])
 
     def test_run_and_trace_tell_the_same_breaches(self):
         for rule in ("scale.busy", "slot.leak", "weight.twice", "cache.stale", "grad.twice", "sync.exit"):
@@ -72,7 +82,8 @@ class Traps(Case):
 
     def test_a_fault_that_cannot_be_planted_is_an_error_and_not_a_run_without_it(self):
         for arguments in (("schedule.cycle", "--set", "pipeline.ranks=1"), ("sync.side", "--mode", "baseline"),
-                          ("graph.address",), ("graph.constant", "--mode", "baseline")):
+                          ("graph.address",), ("graph.constant", "--mode", "baseline"),
+                          *((rule, "--mode", "captured") for rule in NOT_OF_A_STEP if rule != "step.nonfinite")):
             done = self.run_program("train", "tiny.yaml", *SHORT, "--inject", *arguments)
             self.assertEqual(done.returncode, ERROR, arguments)
             self.assertIn(arguments[0], done.stderr)

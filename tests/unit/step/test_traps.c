@@ -171,7 +171,8 @@ static void every_rule_is_observed_and_the_step_commits(void **state) {
     const trap_case cases[] = {{{.ranks = 1}, 1}, {{.ranks = 1}, 3}, {{.ranks = 2, .schedule = "zbh1"}, 1},
                                {{.ranks = 2, .schedule = "zbh1"}, 3},
                                {{.ranks = 2, .schedule = "gpipe", .no_cache = 1, .copy = 1}, 2},
-                               {{.ranks = 2, .schedule = "1f1b", .capture = QE_CAPTURE_STEP}, 2}};
+                               {{.ranks = 2, .schedule = "1f1b", .capture = QE_CAPTURE_STEP}, 2},
+                               {{.ranks = 2, .schedule = "zbh1", .capture = QE_CAPTURE_ACTION}, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int rule = QE_RULE_SCALE_EPOCH; rule <= QE_RULE_SYNC_EVENT; rule++) observe(&cases[i], (qe_rule)rule);
 }
