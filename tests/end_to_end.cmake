@@ -2,7 +2,7 @@
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 # Sanitizers add symbols and change no text, so the style is looked at once, in the plain build.
-if(NOT QE_SANITIZE)
+if(NOT QE_SANITIZE AND NOT QE_COVERAGE)
   add_test(NAME tidy COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tools/tidy.py --library $<TARGET_FILE:qeffect>
            WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 endif()
