@@ -79,12 +79,12 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
+/* Tables of cosines, then sines (qe_model_ops.constant_fill). */
+static qe_args_rope rope_args(const qe_lowering *lowering, float *qkv) {
     const qe_model *model = lowering->model;
     const float *cosine = (const float *)(const void *)lowering->frame->constants;
-    qe_op op = {.kind = QE_OP_ROPE};
-    op.args.rope = (qe_args_rope){
-        .qkv = saved(places, places->at.qkv),
+    return (qe_args_rope){
+        .qkv = qkv,
         .cosine = cosine,
         .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
         .rows = model->tokens,
@@ -93,6 +93,11 @@ static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
         .kv_heads = model->config.kv_heads,
         .head_dim = model->head_dim,
     };
+}
+
+static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
+    qe_op op = {.kind = QE_OP_ROPE};
+    op.args.rope = rope_args(lowering, saved(places, places->at.qkv));
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
     return qe_lowering_emit(lowering, &op, &effects);
@@ -261,20 +266,9 @@ static qe_status attention_backward(const qe_lowering *lowering, const layer_pla
 }
 
 static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
-    const qe_model *model = lowering->model;
-    const float *cosine = (const float *)(const void *)lowering->frame->constants;
     qe_op op = {.kind = QE_OP_ROPE_BACKWARD_QUANTIZE};
-    op.args.rope = (qe_args_rope){
-        .qkv = scratch(lowering, lowering->work.product_wide),
-        .cosine = cosine,
-        .sine = cosine == NULL ? NULL : cosine + (size_t)model->config.sequence * (model->head_dim / 2),
-        .rows = model->tokens,
-        .sequence = model->config.sequence,
-        .heads = model->config.heads,
-        .kv_heads = model->config.kv_heads,
-        .head_dim = model->head_dim,
-        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY),
-    };
+    op.args.rope = rope_args(lowering, scratch(lowering, lowering->work.product_wide));
+    op.args.rope.target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
     qe_effects effects = {.count = 0};
     quantized_effects(&effects, lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
     return qe_lowering_emit(lowering, &op, &effects);
