@@ -82,7 +82,7 @@ int qe_cli_usage(const qe_cli *cli, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(error.message, sizeof error.message, format, arguments);
     va_end(arguments);
-    snprintf(error.remedy, sizeof error.remedy, "qeffect %s%s--help says what it takes",
+    snprintf(error.remedy, sizeof error.remedy, "%s %s%s--help says what it takes", cli->program,
              cli->command ? cli->command->name : "", cli->command ? " " : "");
     qe_cli_error(cli, &error);
     return QE_EXIT_USAGE;
@@ -150,7 +150,8 @@ static int take_option(qe_cli *cli, int count, char **words, int *index) {
 }
 
 int qe_cli_parse(qe_cli *cli, const qe_command *command, int count, char **words) {
-    *cli = (qe_cli){.command = command, .arguments = calloc((size_t)count + 1, sizeof(char *))};
+    *cli = (qe_cli){
+        .program = cli->program, .command = command, .arguments = calloc((size_t)count + 1, sizeof(char *))};
     cli->terminal = isatty(STDERR_FILENO);
     if (cli->arguments == NULL) return QE_EXIT_ERROR;
     for (int i = 0; i < count; i++) cli->json |= strcmp(words[i], "--json") == 0; /* so that errors are JSON, too */

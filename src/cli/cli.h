@@ -38,6 +38,7 @@ typedef struct qe_command {
 
 /* A parsed command line. */
 typedef struct qe_cli {
+    const char *program; /* as it was called, so that what is said can be typed */
     const qe_command *command;
     int argument_count;
     char **arguments;

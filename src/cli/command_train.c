@@ -148,7 +148,7 @@ static json_t *memory_json(const training *t) {
 static void tell_kept(const training *t) {
     const char *path = t->session.settings.checkpoint.path;
     if (path[0] && t->steps_done > 0)
-        printf("weights are in %s; qeffect generate %s continues a text\n", path, path);
+        printf("weights are in %s; `%s generate %s` continues a text\n", path, t->cli->program, path);
     else
         printf("no weights were kept: %s\n", path[0] ? "no step was finished" : "checkpoint.path is empty");
 }
@@ -246,7 +246,7 @@ static int fail_step(training *t, const qe_step_result *result, qe_error *error)
         qe_cli_print_error(error);
         breach = nonfinite_json(error);
     } else {
-        qe_session_report_breach(&t->session, result, &breach);
+        qe_session_report_breach(&t->session, t->cli->program, result, &breach);
     }
     if (qe_team_state_hash(t->session.team, hash, &ignored) != QE_OK) hash[0] = 0;
     fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
@@ -317,7 +317,7 @@ static int run_train(qe_cli *cli) {
 static const qe_cli_option options[] = {
     {"set", 0, "KEY=VALUE", "override one setting, e.g. train.steps=100 (docs/config.md)", 1},
     {"device", 0, "NAME", "where to run: host", 0},
-    {"mode", 0, "MODE", "eager or baseline; the bits are the same", 0},
+    {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},
     {"inject", 0, "RULE[@STEP]", "plant one real fault of that kind (default: in step 2) and see it trapped", 0},
@@ -333,16 +333,22 @@ const qe_command qe_command_train = {
     .summary = "train the built-in model in FP8 over pipeline stages, under contract",
     .details =
         "Trains a Llama-style decoder on text. Without a file the defaults are the quickstart: the King James Bible,\n"
-        "4 layers, 2 pipeline ranks, delayed-scaling FP8. Loss in nats per token; `state_hash` covers parameters, "
-        "optimizer\n"
-        "moments, scales and histories: two runs with the same hash hold the same bits.\n"
+        "4 layers, 2 pipeline ranks, delayed-scaling FP8. The weights are left in checkpoint.path, in place of\n"
+        "what an earlier run left there.\n"
         "\n"
-        "A broken rule stops the step before any weight moves, prints both operations, and leaves a trace.\n"
+        "Loss is in nats per token, a token of text being a byte: 5.55 is guessing among 256, less is better. A\n"
+        "step's loss is that of its own batch; validation is on text that is never trained on, and what counts.\n"
+        "`state_hash` covers parameters, optimizer moments, scales and histories: two runs with the same hash hold\n"
+        "the same bits.\n"
+        "\n"
+        "A broken rule (docs/rules.md) stops the step before any weight moves, prints both operations, and leaves a\n"
+        "trace (docs/trace.md).\n"
         "\n"
         "Examples:\n"
         "  qeffect train examples/quickstart.yaml\n"
-        "  qeffect train examples/quickstart.yaml --set train.steps=100 --set recipe.name=bf16\n"
-        "  qeffect train examples/quickstart.yaml --mode baseline --set train.steps=20\n"
+        "  qeffect train --set data.path=my-text.txt --set checkpoint.path=run/mine\n"
+        "  qeffect train --set recipe.name=bf16 --set train.steps=100 --set checkpoint.path=run/bf16\n"
+        "  qeffect train --mode baseline --set train.steps=20 --set checkpoint.path=\n"
         "  qeffect train examples/quickstart.yaml --inject scale.busy@5\n",
     .options = options,
     .arguments_min = 0,

@@ -40,9 +40,9 @@ static int find(int count, char **words, const qe_command **command_out) {
     return 0;
 }
 
-static int unknown_command(int count, char **words) {
+static int unknown_command(const char *program, int count, char **words) {
     const char *names[COMMANDS];
-    qe_cli cli = {0};
+    qe_cli cli = {.program = program};
     for (int i = 0; i < COMMANDS; i++) names[i] = commands[i]->name;
     for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
     const char *nearest = qe_text_nearest(words[0], names, COMMANDS);
@@ -73,8 +73,8 @@ int main(int argc, char **argv) {
     }
     const qe_command *command;
     int words = find(argc - 1, argv + 1, &command);
-    if (words == 0) return unknown_command(argc - 1, argv + 1);
-    qe_cli cli;
+    if (words == 0) return unknown_command(argv[0], argc - 1, argv + 1);
+    qe_cli cli = {.program = argv[0]};
     int status = qe_cli_parse(&cli, command, argc - 1 - words, argv + 1 + words);
     if (status == QE_EXIT_OK && qe_cli_has(&cli, "help"))
         qe_cli_help(command);

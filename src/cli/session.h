@@ -53,10 +53,11 @@ void qe_session_batch(qe_session *session, uint64_t step);
 qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out,
                               qe_error *error_out);
 
-/* Prints a breach for people on standard error and writes its trace where contracts.trace says; *document_out (may be
- * NULL) receives the same as JSON. */
+/* Prints a breach for people on standard error, with the command of `program_name` to go on with, and writes its trace
+ * where contracts.trace says; *document_out (may be NULL) receives the same as JSON. */
 struct json_t;
-void qe_session_report_breach(qe_session *session, const qe_step_result *result, struct json_t **document_out);
+void qe_session_report_breach(qe_session *session, const char *program_name, const qe_step_result *result,
+                              struct json_t **document_out);
 
 /* Settings from CONFIG.yaml, --set, and the options that are short for a setting. Returns an exit status. */
 int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out);

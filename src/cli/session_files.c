@@ -155,7 +155,8 @@ static json_t *violation_json(const qe_violation *violation, const qe_program *p
     return fields;
 }
 
-void qe_session_report_breach(qe_session *session, const qe_step_result *result, struct json_t **document_out) {
+void qe_session_report_breach(qe_session *session, const char *program_name, const qe_step_result *result,
+                              struct json_t **document_out) {
     const qe_program *program = qe_team_program(session->team, result->violation_rank);
     qe_error error = {0};
     json_t *list = json_array();
@@ -167,8 +168,8 @@ void qe_session_report_breach(qe_session *session, const qe_step_result *result,
     }
     int traced = write_trace(session, result->violation_rank, &error) == 0;
     if (traced)
-        fprintf(stderr, "the refused step is in %s; `qeffect trace check %s` gives the same verdict\n",
-                session->settings.contracts.trace, session->settings.contracts.trace);
+        fprintf(stderr, "the refused step is in %s; `%s trace check %s` gives the same verdict\n",
+                session->settings.contracts.trace, program_name, session->settings.contracts.trace);
     else if (error.status != QE_OK)
         fprintf(stderr, "no trace was written: %s\n", error.message);
     if (document_out == NULL) {

@@ -78,7 +78,7 @@ static const qe_settings_row rows[] = {
     {.key = "train.evaluate_every", AT(train.evaluate_every), WHOLE(QE_ROW_U32, 0, 1000000000), .initial = "100",
      .help = "Steps between validation losses; 0: only after the last step."},
     {.key = "train.evaluate_sequences", AT(train.evaluate_sequences), WHOLE(QE_ROW_U32, 0, 1000000000),
-     .initial = "256", .help = "Validation windows of one evaluation, from the first; 0: all."},
+     .initial = "256", .help = "Validation windows of one evaluation, from the first; 0: all, as after the last step."},
 
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, 1f1b, interleaved, zbh1) or the path of a PyTorch CSV."},
@@ -108,7 +108,7 @@ static const qe_settings_row rows[] = {
      .help = "Where a trap leaves its trace; empty: nowhere."},
 
     {.key = "checkpoint.path", AT(checkpoint.path), TEXT, .initial = "\"run/quickstart\"",
-     .help = "Directory of the final weights (model.safetensors, config.json); empty: not kept."},
+     .help = "Directory of the final weights (model.safetensors, config.json), replaced; empty: not kept."},
     {.key = "checkpoint.every", AT(checkpoint.every), WHOLE(QE_ROW_U32, 0, 1000000000), .initial = "0",
      .help = "Steps between checkpoints of a run; only 0 (none) in this version."},
     {.key = "checkpoint.keep", AT(checkpoint.keep), WHOLE(QE_ROW_U32, 0, 1000000000), .initial = "3",

@@ -77,7 +77,8 @@ static qe_status take_kind(const reader *from, const char **at, uint8_t *kind_ou
     const char *letter = length == 1 ? strchr(letters, **at) : NULL;
     for (size_t i = 0; i < sizeof communication / sizeof communication[0]; i++) {
         if (strlen(communication[i]) == length && strncmp(*at, communication[i], length) == 0) {
-            return refuse_cell(from, "F, I, W or B: only compute-only CSV is read, without communication actions");
+            return refuse_cell(from, "F, I, W or B: only compute-only CSV is read, without communication "
+                                     "actions; PyTorch writes it with _dump_csv(FILE, format=\"compute_only\")");
         }
     }
     if (letter == NULL) return refuse_cell(from, "F, I, W or B after the stage number");
