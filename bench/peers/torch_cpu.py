@@ -179,8 +179,8 @@ def read_settings(path, overrides):
 
 
 def run_qeffect(options, overrides, *flags):
-    """Runs qeffect and returns its JSON document."""
-    command = [options.program, "train", options.config, "--json", *flags]
+    """Runs qeffect and returns its JSON document. No weights are kept: a trained model may lie where they would go."""
+    command = [options.program, "train", options.config, "--json", "--set", "checkpoint.path=", *flags]
     for key, value in overrides.items():
         command += ["--set", f"{key}={value}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
