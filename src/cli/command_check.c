@@ -137,10 +137,9 @@ const qe_command qe_command_check = {
     .summary = "certify a pipeline schedule, or print why it cannot run",
     .details =
         "SCHEDULE is gpipe, 1f1b, interleaved, zbh1 or sequential with the sizes below, or a CSV file as PyTorch's\n"
-        "pipelining writes it with schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action per\n"
-        "cell, such as 2F0 (forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0 "
-        "(both).\n"
-        "Empty cells are bubbles.\n"
+        "pipelining writes it with schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action\n"
+        "per cell, such as 2F0 (forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0\n"
+        "(both). Empty cells are bubbles.\n"
         "\n"
         "Certified means: every stage is on one rank, every action happens once, in an order that can run without\n"
         "deadlock. Otherwise the least that shows the fault is printed: for a deadlock the shortest circle of actions\n"
