@@ -149,7 +149,11 @@ static qe_status open_model(const char *directory, qe_session *session, qe_error
     qe_store_model model;
     qe_settings settings;
     char path[QE_ERROR_PATH_BYTES];
-    QE_TRY(qe_store_read_model_config(directory, &model, error));
+    qe_status status = qe_store_read_model_config(directory, &model, error);
+    if (status == QE_ERROR_IO) /* most often nothing was trained yet, or the command runs in another folder */
+        snprintf(error->remedy, sizeof error->remedy,
+                 "train first, or name the directory that `qeffect train` named at its end (checkpoint.path)");
+    QE_TRY(status);
     settings_for(&model, &settings);
     qe_session_options options = {.training = 0, .data = 0};
     QE_TRY(qe_session_open(session, &settings, &options, error));

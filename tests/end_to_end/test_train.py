@@ -257,7 +257,7 @@ class Generate(Case):
         self.assertLess(set(done.stdout), set("lightandewasuponrykbm,.\n evf"))
 
     def test_what_is_no_model_is_refused(self):
-        self.refuse(ERROR, ["absent"], "generate", "absent")
+        self.refuse(ERROR, ["absent/config.json", "train first", "checkpoint.path"], "generate", "absent")
         os.mkdir(self.path("empty"))
         self.refuse(ERROR, ["empty"], "generate", "empty")
         with open(self.path("model/model.safetensors"), "r+b") as file:
