@@ -30,6 +30,12 @@
 #define WORLD_SANITIZED 0
 #endif
 
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define WORLD_FINDS_RACES 1
+#else
+#define WORLD_FINDS_RACES 0
+#endif
+
 enum { WORLD_MICROBATCHES_MAX = 16, WORLD_ALL_ZERO = 1 };
 
 /* Zero fields stand for the usual value, named behind each. */

@@ -79,7 +79,7 @@ typedef enum qe_effect_kind {
     QE_EFFECT_BUFFER_WRITE, /* bytes [begin, end) */
     QE_EFFECT_GRAPH_BEGIN,  /* the op's stream records the graph from here on, instead of running */
     QE_EFFECT_GRAPH_CAPTURE, /* the recording, or what was handed over whole, becomes seal `version` */
-    QE_EFFECT_GRAPH_LAUNCH, /* replays seal `version`; `use`: one thing it was captured with (`begin`), and now (`end`) */
+    QE_EFFECT_GRAPH_LAUNCH, /* replays seal `version`; `use`: one thing that was frozen (`begin`), and now (`end`) */
     QE_EFFECT_KINDS
 } qe_effect_kind;
 

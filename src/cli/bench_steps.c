@@ -48,7 +48,7 @@ static void settings_of(qe_bench_variant variant, const qe_settings *configured,
     settings_out->train.mode = variant == QE_BENCH_BASELINE   ? QE_TRAIN_BASELINE
                                : variant == QE_BENCH_CAPTURED ? QE_TRAIN_CAPTURED
                                                               : QE_TRAIN_EAGER;
-    settings_out->contracts.mode = variant == QE_BENCH_UNCHECKED ? QE_CONTRACTS_SETTING_OFF : QE_CONTRACTS_SETTING_TRAP;
+    if (variant == QE_BENCH_UNCHECKED) settings_out->contracts.mode = QE_CONTRACTS_SETTING_OFF;
     if (variant <= QE_BENCH_FP32) settings_out->recipe.kind = (qe_recipe_kind)variant;
 }
 
@@ -78,7 +78,8 @@ static qe_status run_steps(qe_bench_steps *bench, qe_bench_variant variant, uint
     for (uint64_t i = 0; i < steps; i++) {
         uint64_t step = bench->next_step[variant]++;
         qe_status status = qe_session_step(&bench->session[variant], step, &result, error_out);
-        if (status == QE_CONTRACT || (status == QE_OK && result.vetoed))
+        int broken = status == QE_CONTRACT || (status == QE_OK && result.violation_rank != QE_NONE);
+        if (broken || (status == QE_OK && result.vetoed))
             return qe_error_set(error_out, QE_CONTRACT, "qeffect train on the same configuration shows it",
                                 "step %llu of a timed run %s", (unsigned long long)step,
                                 result.vetoed ? "is not finite" : "breaks a rule");

@@ -9,7 +9,7 @@
 #include "base/assert.h"
 #include "base/prng.h"
 #include "base/text.h"
-#include "cli/session.h"
+#include "cli/observed.h"
 
 typedef struct sampler {
     double temperature;
@@ -64,24 +64,23 @@ static void settings_for(const qe_store_model *model, qe_settings *settings) {
 
 /* Logits behind the last of `length` tokens; positions after it are padding that causal attention never sees. */
 static qe_status next_logits(qe_session *session, const int32_t *text, size_t length, float *window_logits,
-                             const float **logits_out, qe_error *error) {
+                             const float **logits_out, qe_step_result *result, qe_error *error) {
     const qe_settings_model *m = &session->settings.model;
     size_t kept = length < m->sequence ? length : m->sequence;
     memset(session->tokens, 0, m->sequence * sizeof *session->tokens);
     memcpy(session->tokens, text + length - kept, kept * sizeof *text);
     for (size_t i = 0; i < m->sequence; i++) session->targets[i] = -1;
     qe_batch batch = {.tokens = session->tokens, .targets = session->targets};
-    qe_step_result result;
     uint64_t bytes = (uint64_t)m->sequence * m->vocab * sizeof(float);
     QE_TRY(qe_team_evaluate(session->team, &batch, NULL, window_logits,
-                            qe_model_logits_offset_bytes(session->model, session->schedule.stages), bytes, &result,
+                            qe_model_logits_offset_bytes(session->model, session->schedule.stages), bytes, result,
                             error));
     *logits_out = window_logits + (kept - 1) * m->vocab;
     return QE_OK;
 }
 
 static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, size_t given, size_t total, int echo,
-                               qe_error *error) {
+                               qe_observed *observed, qe_step_result *result, qe_error *error) {
     const qe_settings_model *m = &session->settings.model;
     float *window = malloc((size_t)m->sequence * m->vocab * sizeof *window);
     candidate *scratch = malloc(m->vocab * sizeof *scratch);
@@ -89,8 +88,9 @@ static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, s
         window && scratch ? QE_OK : qe_error_set(error, QE_ERROR_MEMORY, NULL, "no memory for the logits of a window");
     for (size_t length = given; status == QE_OK && length < total; length++) {
         const float *logits;
-        status = next_logits(session, text, length, window, &logits, error);
+        status = next_logits(session, text, length, window, &logits, result, error);
         if (status != QE_OK) break;
+        qe_observed_note(observed, session, "generation", length - given + 1, result);
         text[length] = sample(s, logits, scratch);
         if (!echo) continue;
         if (m->vocab == 256)
@@ -131,6 +131,14 @@ static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, si
     return qe_cli_json(document, QE_EXIT_OK);
 }
 
+static int refuse(qe_cli *cli, qe_session *session, const qe_step_result *result) {
+    json_t *breach = NULL;
+    qe_session_report_breach(session, cli->program, result, &breach);
+    if (cli->json) return qe_cli_json(json_pack("{s:o}", "breach", breach), QE_EXIT_CONTRACT);
+    json_decref(breach);
+    return QE_EXIT_CONTRACT;
+}
+
 static int generate(qe_cli *cli, qe_session *session, sampler *s, const char *prompt, size_t count) {
     qe_error error = {0};
     size_t given = strlen(prompt), total = given + count;
@@ -138,14 +146,19 @@ static int generate(qe_cli *cli, qe_session *session, sampler *s, const char *pr
     if (text == NULL) return qe_cli_usage(cli, "--tokens: no memory for %zu tokens", count);
     for (size_t i = 0; i < given; i++) text[i] = (unsigned char)prompt[i];
     if (!cli->json) fputs(prompt, stdout);
-    qe_status status = continue_text(session, s, text, given, total, !cli->json, &error);
-    int exit_status =
-        status == QE_OK ? print_result(cli, prompt, text, given, total, s->vocab) : qe_cli_error(cli, &error);
+    qe_observed observed = {0};
+    qe_step_result result;
+    qe_status status = continue_text(session, s, text, given, total, !cli->json, &observed, &result, &error);
+    int exit_status = status == QE_OK         ? print_result(cli, prompt, text, given, total, s->vocab)
+                      : status == QE_CONTRACT ? refuse(cli, session, &result)
+                                              : qe_cli_error(cli, &error);
+    qe_observed_print(&observed, session, cli->program);
     free(text);
     return exit_status;
 }
 
-static qe_status open_model(const char *directory, qe_session *session, qe_error *error) {
+static qe_status open_model(qe_cli *cli, qe_session *session, qe_error *error) {
+    const char *directory = cli->arguments[0], *contracts = qe_cli_value(cli, "contracts");
     qe_store_model model;
     qe_settings settings;
     char path[QE_ERROR_PATH_BYTES];
@@ -155,6 +168,9 @@ static qe_status open_model(const char *directory, qe_session *session, qe_error
                  "train first, or name the directory that `qeffect train` named at its end (checkpoint.path)");
     QE_TRY(status);
     settings_for(&model, &settings);
+    char assignment[QE_SETTINGS_TEXT_BYTES];
+    snprintf(assignment, sizeof assignment, "contracts.mode=%s", contracts != NULL ? contracts : "trap");
+    QE_TRY(qe_settings_set(&settings, assignment, error));
     qe_session_options options = {.training = 0, .data = 0};
     QE_TRY(qe_session_open(session, &settings, &options, error));
     int length = snprintf(path, sizeof path, "%s/model.safetensors", directory);
@@ -176,7 +192,7 @@ static int run_generate(qe_cli *cli) {
         qe_cli_number(cli, "seed", 0, UINT64_MAX, 1, &seed) != 0 ||
         parse_temperature(cli, &s.temperature) != QE_EXIT_OK)
         return QE_EXIT_USAGE;
-    qe_status status = open_model(cli->arguments[0], &session, &error);
+    qe_status status = open_model(cli, &session, &error);
     int exit_status;
     if (status != QE_OK)
         exit_status = qe_cli_error(cli, &error);
@@ -199,6 +215,7 @@ static const qe_cli_option options[] = {
     {"temperature", 't', "T", "0: always the likeliest; default 0.8", 0},
     {"top-k", 0, "K", "draw from the K likeliest (default 40)", 0},
     {"seed", 0, "S", "of the draws (default 1); the same seed gives the same text", 0},
+    {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {NULL, 0, NULL, NULL, 0},
 };
 

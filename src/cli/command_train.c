@@ -6,8 +6,8 @@
 #include <jansson.h>
 #include "base/assert.h"
 #include "base/text.h"
+#include "cli/observed.h"
 #include "cli/progress.h"
-#include "cli/session.h"
 
 typedef struct training {
     qe_cli *cli;
@@ -19,6 +19,7 @@ typedef struct training {
     uint64_t inject_step;
     double last_loss, validation_loss, seconds;
     uint64_t certified, judged;
+    qe_observed observed;
 } training;
 
 static volatile sig_atomic_t interrupted;
@@ -83,6 +84,7 @@ static void describe(training *t) {
 static qe_status validate(training *t, uint64_t step, uint64_t sequences, qe_step_result *result, qe_error *error) {
     if (qe_dataset_describe(t->session.dataset).validation_windows == 0) return QE_OK;
     QE_TRY(qe_session_validate(&t->session, sequences, &t->validation_loss, result, error));
+    qe_observed_note(&t->observed, &t->session, "validation", step, result);
     qe_progress_validation(&t->progress, step, t->validation_loss);
     json_array_append_new(t->validation,
                           json_pack("{s:I, s:f}", "step", (json_int_t)step, "validation_loss", t->validation_loss));
@@ -104,6 +106,7 @@ static qe_status vetoed(training *t, uint64_t step, double loss, qe_error *error
 static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe_error *error) {
     if (t->inject != QE_RULE_NONE && t->inject_step == step) QE_TRY(qe_team_inject(t->session.team, t->inject, error));
     QE_TRY(qe_session_step(&t->session, step, result, error));
+    qe_observed_note(&t->observed, &t->session, "training", step, result);
     if (result->vetoed) return vetoed(t, step, result->loss, error);
     t->certified += result->certified;
     t->judged += result->judged;
@@ -157,6 +160,7 @@ static int finish(training *t, const char *hash) {
     double rate = t->seconds > 0 ? (double)t->tokens / t->seconds : 0;
     const char *path = t->session.settings.checkpoint.path;
     qe_progress_end(&t->progress);
+    qe_observed_print(&t->observed, &t->session, t->cli->program);
     int status = interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
     if (!t->cli->json) {
         printf("%s after %llu steps: loss %.4f", interrupted ? "interrupted" : "done",
@@ -183,6 +187,10 @@ static int finish(training *t, const char *hash) {
     json_object_set(t->document, "validation", t->validation);
     json_object_set_new(t->document, "certified_checks", json_integer((json_int_t)t->certified));
     json_object_set_new(t->document, "full_checks", json_integer((json_int_t)t->judged));
+    if (t->session.settings.contracts.mode == QE_CONTRACTS_SETTING_OBSERVE)
+        json_object_set_new(t->document, "observed", qe_observed_json(&t->observed));
+    if (t->observed.traced)
+        json_object_set_new(t->document, "trace", json_string(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
     if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", json_string(path));
@@ -263,6 +271,7 @@ static int fail_step(training *t, const qe_step_result *result, qe_error *error)
 /* A breach in a plan, in a step, or an operating error. */
 static int fail(training *t, qe_status status, const qe_step_result *result, qe_error *error) {
     qe_progress_end(&t->progress);
+    qe_observed_print(&t->observed, &t->session, t->cli->program);
     if (t->session.counterexample.rule != QE_RULE_NONE) return fail_schedule(t);
     if (status == QE_CONTRACT && t->session.team != NULL) return fail_step(t, result, error);
     return qe_cli_error(t->cli, error);
@@ -342,7 +351,8 @@ const qe_command qe_command_train = {
         "the same bits.\n"
         "\n"
         "A broken rule (docs/rules.md) stops the step before any weight moves, prints both operations, and leaves a\n"
-        "trace (docs/trace.md).\n"
+        "trace (docs/trace.md). With --contracts observe the run goes on; at its end it tells each kind of breach\n"
+        "once, with a count, and the trace is the whole of the first such step.\n"
         "\n"
         "Examples:\n"
         "  qeffect train examples/quickstart.yaml\n"

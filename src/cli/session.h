@@ -59,6 +59,9 @@ struct json_t;
 void qe_session_report_breach(qe_session *session, const char *program_name, const qe_step_result *result,
                               struct json_t **document_out);
 
+/* Writes a history where contracts.trace says; returns 0 when there is one on disk. */
+int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out);
+
 /* Settings from CONFIG.yaml, --set, and the options that are short for a setting. Returns an exit status. */
 int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out);
 

@@ -123,23 +123,28 @@ int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out
     return all_settings(cli, path, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
-/* Writes the refused step as a trace; returns 0 when there is one on disk. */
-static int write_trace(qe_session *session, uint32_t rank, qe_error *error_out) {
+int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out) {
     const char *path = session->settings.contracts.trace;
     char *text = NULL;
     size_t bytes = 0;
-    qe_program history;
-    qe_program_init(&history);
-    if (path[0] == 0 || qe_team_history(session->team, rank, &history, error_out) != QE_OK) return -1;
+    if (path[0] == 0) return -1;
     FILE *memory = open_memstream(&text, &bytes);
     qe_status status = memory == NULL ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace")
-                                      : qe_trace_write(&history, memory, error_out);
+                                      : qe_trace_write(history, memory, error_out);
     if (memory != NULL && fclose(memory) != 0 && status == QE_OK)
         status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the trace");
     if (status == QE_OK) status = qe_store_write_text_atomic(path, text, bytes, error_out);
     free(text);
-    qe_program_deinit(&history);
     return status == QE_OK ? 0 : -1;
+}
+
+static int write_refused(qe_session *session, uint32_t rank, qe_error *error_out) {
+    qe_program history;
+    qe_program_init(&history);
+    if (qe_team_history(session->team, rank, &history, error_out) != QE_OK) return -1;
+    int written = qe_session_write_trace(session, &history, error_out);
+    qe_program_deinit(&history);
+    return written;
 }
 
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
@@ -166,7 +171,7 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
         fprintf(stderr, "rank %u: %s\n", result->violation_rank, text);
         json_array_append_new(list, violation_json(&result->violations.record[i], program));
     }
-    int traced = write_trace(session, result->violation_rank, &error) == 0;
+    int traced = write_refused(session, result->violation_rank, &error) == 0;
     if (traced)
         fprintf(stderr, "the refused step is in %s; `%s trace check %s` gives the same verdict\n",
                 session->settings.contracts.trace, program_name, session->settings.contracts.trace);

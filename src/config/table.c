@@ -105,7 +105,7 @@ static const qe_settings_row rows[] = {
     {.key = "contracts.mode", AT(contracts.mode), WORD("trap|observe|off"), .initial = "trap",
      .help = "What a broken rule does: stop the step, be recorded, or go unchecked."},
     {.key = "contracts.trace", AT(contracts.trace), TEXT, .initial = "\"qeffect-trap.qet\"",
-     .help = "Where a trap leaves its trace; empty: nowhere."},
+     .help = "Where a trap, or the first step observed to break a rule, leaves its trace; empty: nowhere."},
 
     {.key = "checkpoint.path", AT(checkpoint.path), TEXT, .initial = "\"run/quickstart\"",
      .help = "Directory of the final weights (model.safetensors, config.json), replaced; empty: not kept."},

@@ -18,7 +18,8 @@ static qe_status read_kind(qe_trace_reader *reader, uint8_t *kind_out) {
     }
     reader->at = before + strspn(before, " \t");
     return qe_trace_expected(reader, "an effect: scale.use|record|fold, slot.acquire|borrow|release, "
-                                     "weight.read|commit, cache.fill|use, grad.deposit|take, buffer.read|write, graph.begin|capture|launch");
+                                     "weight.read|commit, cache.fill|use, grad.deposit|take, buffer.read|write, "
+                                     "graph.begin|capture|launch");
 }
 
 /* What the effect means where it says nothing more: the op's stage and microbatch, the whole buffer, now. */
@@ -126,7 +127,8 @@ static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
     char *before = reader->at;
     uint64_t value = 0;
     QE_TRY(qe_trace_word(reader, "an attribute", word));
-    int slot = qe_effect_object_kind(effect->kind) == QE_OBJECT_SLOT, cache = qe_effect_object_kind(effect->kind) == QE_OBJECT_CACHE;
+    qe_object_kind about = qe_effect_object_kind(effect->kind);
+    int slot = about == QE_OBJECT_SLOT, cache = about == QE_OBJECT_CACHE;
     int deposit = effect->kind == QE_EFFECT_GRAD_DEPOSIT;
     if ((effect->kind == QE_EFFECT_SLOT_BORROW && strcmp(word, "write") == 0) ||
         (deposit && strcmp(word, "set") == 0)) {

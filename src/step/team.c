@@ -301,7 +301,8 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
 /* Copies of small arrays share the history's storage; ownership moves to the caller. */
 qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out, qe_error *error_out) {
     if (rank >= team->rank_count || team->ranks[rank].history.object_count == 0)
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u has no refused or observed step to tell of", rank);
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL,
+                            "rank %u has no refused or observed step to tell of", rank);
     *program_out = team->ranks[rank].history;
     qe_program_init(&team->ranks[rank].history);
     return QE_OK;

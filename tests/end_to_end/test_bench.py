@@ -9,6 +9,14 @@ SHORT = ("--steps", "1", "--pairs", "2")
 
 
 class Bench(Case):
+    def test_contracts_are_held_against_none(self):
+        self.write_tiny()
+        for contracts in ("observe", "off"):
+            told = self.document("bench", "tiny.yaml", *SHORT, "--contracts", contracts)
+            self.assertIn(f"{contracts}_over_off", told["step_time_ratios"])
+            self.assertNotIn("trap_over_off", told["step_time_ratios"])
+            self.assertEqual({row["contracts"] for row in told["step_times"]}, {contracts, "off"})
+
     def test_one_run_tells_steps_ratios_contracts_kernels_and_memory(self):
         self.write_tiny()
         told = self.document("bench", "tiny.yaml", *SHORT)

@@ -5,7 +5,7 @@ import struct
 import subprocess
 import unittest
 
-from support import ERROR, PROGRAM, SECONDS_MAX, TINY, Case
+from support import ERROR, PROGRAM, SECONDS_MAX, TINY, USAGE, Case
 
 # Four stages, so that two ranks may hold two each.
 FOUR = TINY.replace("layers: 2", "layers: 4")
@@ -255,6 +255,15 @@ class Generate(Case):
         self.assertTrue(done.stdout.startswith("light and "))
         # Twenty steps teach which bytes there are.
         self.assertLess(set(done.stdout), set("lightandewasuponrykbm,.\n evf"))
+
+    def test_contracts_do_not_change_a_text(self):
+        self.write_tiny()
+        self.succeed("train", "tiny.yaml", "--set", "train.steps=1", "--set", "checkpoint.path=model")
+        texts = [self.document("generate", "model", "-n", "6", "--contracts", contracts)["tokens"]
+                 for contracts in ("trap", "observe", "off")]
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0], texts[2])
+        self.refuse(USAGE, ["contracts.mode", "never"], "generate", "model", "--contracts", "never")
 
     def test_what_is_no_model_is_refused(self):
         self.refuse(ERROR, ["absent/config.json", "train first", "checkpoint.path"], "generate", "absent")

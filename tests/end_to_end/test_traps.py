@@ -112,11 +112,49 @@ class Traps(Case):
         self.run_program("train", "tiny.yaml", "--set", "checkpoint.path=model", "--inject", "grad.twice")
         self.assertFalse(os.path.exists(self.path("model")))
 
-    def test_under_observe_the_run_goes_on(self):
-        done = self.document("train", "tiny.yaml", *SHORT, "--inject", "slot.owner@2", "--contracts",
-                             "observe")
-        self.assertEqual(done["steps"], 3)
-        self.assertGreater(done["full_checks"], 0)
+    def observed(self, rule, *arguments):
+        """Of a run that went on, and what `trace check` says of its trace."""
+        if os.path.exists(self.path("trap.qet")):
+            os.remove(self.path("trap.qet"))
+        answer = self.document("train", "tiny.yaml", *SHORT, "--inject", rule, "--contracts", "observe", *arguments)
+        self.assertEqual((answer["steps"], answer["trace"]), (3, "trap.qet"))
+        return answer, self.document("trace", "check", "trap.qet", status=CONTRACT)
+
+    def test_under_observe_every_rule_is_told_the_run_goes_on_and_the_trace_tells_the_same(self):
+        for rule in rules():
+            if rule.startswith("schedule.") or rule in NOT_OF_A_STEP:
+                continue
+            with self.subTest(rule=rule):
+                answer, again = self.observed(f"{rule}@3", *(("--mode", "captured") if rule in SEALS else ()))
+                in_step = [breach for breach in answer["observed"] if breach["during"] == "training"]
+                self.assertEqual(answer["observed"][0]["rule"], rule)
+                self.assertEqual(again["verdict"], rule)
+                told, told_again = ([(breach["rule"], breach.get("object"), breach["expected"], breach["found"])
+                                     for breach in breaches] for breaches in (in_step, again["violations"]))
+                self.assertEqual(told, told_again)
+                self.assertEqual(sum(breach["count"] for breach in in_step), again["violation_count"])
+
+    def test_what_is_observed_in_several_steps_is_told_once_with_its_count(self):
+        answer, again = self.observed("graph.address@2", "--mode", "captured")
+        told = [breach for breach in answer["observed"] if breach["during"] == "training"]
+        self.assertEqual(len(told), len(again["violations"]))
+        self.assertEqual({(breach["rule"], breach["step"]) for breach in told}, {("graph.address", 2)})
+        self.assertEqual([breach["count"] for breach in told], [2 * breach["count"] for breach in again["violations"]])
+        done = self.succeed("train", "tiny.yaml", *SHORT, "--inject", "slot.owner@2", "--contracts", "observe")
+        self.assertRegex(done.stderr, r"(?m)^observed 1 times, first in training, step 2: rank \d+: slot\.owner: ")
+        self.assertIn("qeffect trace check trap.qet", done.stderr)
+
+    def test_a_right_run_says_the_same_bits_whatever_the_contracts(self):
+        hashes = set()
+        for contracts in ("trap", "observe", "off"):
+            answer = self.document("train", "tiny.yaml", *SHORT, "--contracts", contracts)
+            self.assertEqual(answer.get("observed"), [] if contracts == "observe" else None)
+            self.assertNotIn("trace", answer)
+            self.assertEqual(answer["full_checks"], 0)
+            self.assertEqual(answer["certified_checks"] > 0, contracts != "off")
+            hashes.add(answer["state_hash"])
+        self.assertEqual(len(hashes), 1)
+        self.assertFalse(os.path.exists(self.path("trap.qet")))
 
     def test_a_slip_in_a_rule_is_a_usage_error_with_the_nearest(self):
         self.refuse(USAGE, ["scale.bussy", "scale.busy"], "train", "tiny.yaml", "--inject", "scale.bussy")

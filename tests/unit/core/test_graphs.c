@@ -9,7 +9,9 @@
 enum { ON_COMPUTE, ON_SIDE };
 enum { THE_GRAPH, THE_BUFFER, THE_SLOT };
 enum { OUTSIDE, FORK, JOIN };
-enum { AT_OUTSIDE, AT_ENTER, AT_BEGIN, AT_FORK, AT_JOINS, AT_WRITE, AT_JOIN, AT_JOINED, AT_CAPTURE, AT_LAUNCH, AT_COUNT };
+enum {
+    AT_OUTSIDE, AT_ENTER, AT_BEGIN, AT_FORK, AT_JOINS, AT_WRITE, AT_JOIN, AT_JOINED, AT_CAPTURE, AT_LAUNCH, AT_COUNT
+};
 
 #define GRAPH(k, v) {.kind = QE_EFFECT_GRAPH_##k, .object = THE_GRAPH, .version = v}
 #define LAUNCH(v, frozen, then, now)                                                                        \
@@ -21,7 +23,8 @@ enum { AT_OUTSIDE, AT_ENTER, AT_BEGIN, AT_FORK, AT_JOINS, AT_WRITE, AT_JOIN, AT_
 static void make_graph_program(qe_program *program, uint64_t buffer_address) {
     qe_program_init(program);
     must_add_object(program, (qe_object){.name = "G", .kind = QE_OBJECT_GRAPH});
-    must_add_object(program, (qe_object){.name = "b", .kind = QE_OBJECT_BUFFER, .bytes = 64, .address = buffer_address});
+    qe_object buffer = {.name = "b", .kind = QE_OBJECT_BUFFER, .bytes = 64, .address = buffer_address};
+    must_add_object(program, buffer);
     must_add_object(program, (qe_object){.name = "X", .kind = QE_OBJECT_SLOT, .bytes = 64, .address = 4096});
     assert_int_equal(qe_program_add_stream(program, "compute", QE_STREAM_COMPUTE, NULL, NULL), QE_OK);
     assert_int_equal(qe_program_add_stream(program, "side", QE_STREAM_COMM, NULL, NULL), QE_OK);
