@@ -53,9 +53,10 @@ static int exit_for(qe_status status) {
 }
 
 static int json_error(const qe_error *error) {
-    json_t *fields = json_pack("{s:s, s:s}", "status", qe_status_name(error->status), "message", error->message);
-    if (error->remedy[0]) json_object_set_new(fields, "remedy", json_string(error->remedy));
-    if (error->path[0]) json_object_set_new(fields, "path", json_string(error->path));
+    json_t *fields = json_pack("{s:s, s:o}", "status", qe_status_name(error->status), "message",
+                               qe_cli_json_text(error->message));
+    if (error->remedy[0]) json_object_set_new(fields, "remedy", qe_cli_json_text(error->remedy));
+    if (error->path[0]) json_object_set_new(fields, "path", qe_cli_json_text(error->path));
     if (error->line) json_object_set_new(fields, "line", json_integer(error->line));
     if (error->column) json_object_set_new(fields, "column", json_integer(error->column));
     return qe_cli_json(json_pack("{s:o}", "error", fields), exit_for(error->status));
@@ -86,6 +87,15 @@ int qe_cli_usage(const qe_cli *cli, const char *format, ...) {
              cli->command ? cli->command->name : "", cli->command ? " " : "");
     qe_cli_error(cli, &error);
     return QE_EXIT_USAGE;
+}
+
+struct json_t *qe_cli_json_text(const char *text) {
+    qe_text_builder builder = {0};
+    qe_text_builder_append_json(&builder, text);
+    char *quoted = qe_text_builder_take(&builder);
+    json_t *string = quoted == NULL ? NULL : json_loads(quoted, JSON_DECODE_ANY, NULL);
+    free(quoted);
+    return string;
 }
 
 int qe_cli_json(struct json_t *document, int status) {

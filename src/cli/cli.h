@@ -69,6 +69,9 @@ int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((form
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */
 struct json_t;
 int qe_cli_json(struct json_t *document, int status);
+/* A JSON string of text that may hold anything: paths, file contents, messages that cite them. Bytes that are not UTF-8
+ * become U+FFFD, where jansson alone would refuse the whole document. NULL: no memory. */
+struct json_t *qe_cli_json_text(const char *text);
 
 extern const qe_command qe_command_train, qe_command_generate, qe_command_check, qe_command_schedule,
     qe_command_trace_check, qe_command_bench;

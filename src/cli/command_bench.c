@@ -275,7 +275,8 @@ static int report_json(const bench *b) {
                   "steps", (json_int_t)b->steps, "pairs", (json_int_t)b->pairs);
     json_object_set_new(document, "load_average", b->load >= 0 ? json_real(b->load) : json_null());
     json_object_set_new(document, "pipeline",
-                        json_pack("{s:s, s:i, s:i, s:i, s:i, s:s}", "schedule", b->settings.pipeline.schedule, "ranks",
+                        json_pack("{s:o, s:i, s:i, s:i, s:i, s:s}", "schedule",
+                                  qe_cli_json_text(b->settings.pipeline.schedule), "ranks",
                                   (int)s->schedule.ranks, "stages", (int)s->schedule.stages, "microbatches",
                                   (int)s->schedule.microbatches, "sequences", (int)b->settings.train.sequences,
                                   "recipe", qe_recipe_name(b->settings.recipe.kind)));

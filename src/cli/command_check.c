@@ -90,12 +90,13 @@ static int json_counterexample(const char *argument, const qe_schedule *schedule
     for (uint32_t i = 0; i < facts->action_count; i++) {
         (void)json_array_append_new(cited, json_action(schedule, facts->actions[i]));
     }
-    json_t *breach = json_pack("{s:s, s:s, s:o, s:I, s:I}", "rule", qe_rule_id(facts->rule), "message", text, "actions",
+    json_t *breach = json_pack("{s:s, s:o, s:o, s:I, s:I}", "rule", qe_rule_id(facts->rule), "message",
+                               qe_cli_json_text(text), "actions",
                                cited, "expected", (json_int_t)facts->expected, "found", (json_int_t)facts->found);
     if (facts->rule == QE_RULE_SCHEDULE_MISSING) {
         char missing[32];
         (void)qe_action_text(&facts->missing, missing, sizeof missing);
-        (void)json_object_set_new(breach, "missing", json_string(missing));
+        (void)json_object_set_new(breach, "missing", qe_cli_json_text(missing));
     }
     (void)json_object_set_new(document, "certified", json_false());
     (void)json_object_set_new(document, "counterexample", breach);

@@ -124,7 +124,7 @@ static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, si
         json_array_append_new(tokens, json_integer(text[i]));
         if (bytes != NULL) bytes[i - given] = (char)text[i];
     }
-    json_t *document = json_pack("{s:s, s:o}", "prompt", prompt, "tokens", tokens);
+    json_t *document = json_pack("{s:o, s:o}", "prompt", qe_cli_json_text(prompt), "tokens", tokens);
     json_t *string = vocab == 256 && bytes != NULL ? json_string(bytes) : NULL; /* NULL where the bytes are not UTF-8 */
     if (string != NULL) json_object_set_new(document, "text", string);
     free(bytes);

@@ -106,7 +106,7 @@ static json_t *json_orders(const qe_schedule *schedule) {
 static int json_report(const char *name, const char *path, const qe_schedule *schedule) {
     json_t *document = qe_schedule_argument_json(name, schedule);
     if (path == NULL) (void)json_object_set_new(document, "orders", json_orders(schedule));
-    else (void)json_object_set_new(document, "output", json_string(path));
+    else (void)json_object_set_new(document, "output", qe_cli_json_text(path));
     return qe_cli_json(document, QE_EXIT_OK);
 }
 

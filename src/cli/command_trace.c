@@ -28,12 +28,13 @@ static uint32_t line_of(const qe_violation *violation, const qe_program *program
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
     char text[TEXT_BYTES];
     qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:i}", "rule", qe_rule_id(violation->rule), "message", text,
-                               "expected", (json_int_t)violation->expected, "found", (json_int_t)violation->found,
+    json_t *fields = json_pack("{s:s, s:o, s:I, s:I, s:i}", "rule", qe_rule_id(violation->rule), "message",
+                               qe_cli_json_text(text), "expected", (json_int_t)violation->expected,
+                               "found", (json_int_t)violation->found,
                                "count", (int)violation->count);
     if (line_of(violation, program) > 0) json_object_set_new(fields, "line", json_integer(line_of(violation, program)));
     if (violation->object < program->object_count)
-        json_object_set_new(fields, "object", json_string(program->objects[violation->object].name));
+        json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
     return fields;
 }
 
@@ -41,8 +42,9 @@ static int report_json(const char *path, const qe_program *program, const qe_vio
     json_t *list = json_array();
     for (uint32_t i = 0; i < violations->count; i++)
         json_array_append_new(list, violation_json(&violations->record[i], program));
-    json_t *document = json_pack("{s:s, s:i, s:i, s:o}", "trace", path, "items", (int)program->item_count,
-                                 "violation_count", (int)violations->total, "violations", list);
+    json_t *document = json_pack("{s:o, s:i, s:i, s:o}", "trace", qe_cli_json_text(path), "items",
+                                 (int)program->item_count, "violation_count", (int)violations->total,
+                                 "violations", list);
     if (violations->count > 0)
         json_object_set_new(document, "verdict", json_string(qe_rule_id(violations->record[0].rule)));
     return qe_cli_json(document, violations->total == 0 ? QE_EXIT_OK : QE_EXIT_CONTRACT);

@@ -101,7 +101,6 @@ json_t *qe_schedule_argument_json(const char *argument, const qe_schedule *sched
     json_t *document = json_pack("{s:i, s:i, s:i, s:i}", "ranks", (int)schedule->ranks, "stages",
                                  (int)schedule->stages, "microbatches", (int)schedule->microbatches, "actions",
                                  (int)schedule->rank_begin[schedule->ranks]);
-    json_t *name = json_string(argument); /* NULL for a path that is not UTF-8, which a JSON string must be */
-    (void)json_object_set_new(document, "schedule", name == NULL ? json_string("(a path that is not UTF-8)") : name);
+    (void)json_object_set_new(document, "schedule", qe_cli_json_text(argument));
     return document;
 }

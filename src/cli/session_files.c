@@ -150,11 +150,12 @@ static int write_refused(qe_session *session, uint32_t rank, qe_error *error_out
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
     char text[QE_ERROR_TEXT_BYTES];
     qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:s, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message", text,
-                               "expected", (json_int_t)violation->expected, "found", (json_int_t)violation->found,
+    json_t *fields = json_pack("{s:s, s:o, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message",
+                               qe_cli_json_text(text), "expected", (json_int_t)violation->expected,
+                               "found", (json_int_t)violation->found,
                                "count", (json_int_t)violation->count);
     if (violation->object != QE_NONE && violation->object < program->object_count)
-        json_object_set_new(fields, "object", json_string(program->objects[violation->object].name));
+        json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
     if (violation->item != QE_NONE && violation->item < program->item_count)
         json_object_set_new(fields, "item", json_integer(violation->item));
     return fields;
@@ -182,5 +183,5 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
         return;
     }
     *document_out = json_pack("{s:i, s:o}", "rank", (int)result->violation_rank, "violations", list);
-    if (traced) json_object_set_new(*document_out, "trace", json_string(session->settings.contracts.trace));
+    if (traced) json_object_set_new(*document_out, "trace", qe_cli_json_text(session->settings.contracts.trace));
 }

@@ -1,8 +1,10 @@
 """A configuration that is wrong is refused with its file and line, before anything is trained or written."""
+import json
 import os
+import subprocess
 import unittest
 
-from support import CONTRACT, ERROR, TINY, USAGE, Case
+from support import CONTRACT, ERROR, PROGRAM, SECONDS_MAX, TINY, USAGE, Case
 
 
 def line_of(text, part):
@@ -119,6 +121,41 @@ class HostileConfiguration(Case):
                            "train.learning_rate=nan", "model=2"):
             with self.subTest(assignment=assignment):
                 self.refuse(USAGE, [assignment.split("=")[0] or "--set"], "train", "tiny.yaml", "--set", assignment)
+
+
+class ForeignBytes(Case):
+    """Linux names are bytes. Whatever they are, --json answers with one JSON document."""
+
+    def answer(self, *arguments):
+        done = subprocess.run([os.fsencode(PROGRAM), *arguments, b"--json"], cwd=self.folder, stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=SECONDS_MAX, check=False)
+        self.assertGreaterEqual(done.returncode, 0)
+        return done.returncode, json.loads(done.stdout.decode("utf-8", "strict"))
+
+    def test_errors_that_cite_bytes_that_are_no_text_are_json(self):
+        self.write_tiny()
+        for status, *arguments in (
+                (ERROR, b"train", b"\xff.yaml"), (USAGE, b"train", b"--set", b"\xff=1"),
+                (USAGE, b"train", b"--set", b"model.layers=\xff"), (USAGE, b"train", b"--\xff"), (USAGE, b"\xff"),
+                (ERROR, b"train", b"tiny.yaml", b"--set", b"data.path=\xff"), (ERROR, b"check", b"\xff.csv"),
+                (USAGE, b"schedule", b"\xff"), (ERROR, b"trace", b"check", b"\xff"), (ERROR, b"generate", b"\xff"),
+                (USAGE, b"bench", b"--set", b"\xff=1")):
+            with self.subTest(arguments=arguments):
+                found, document = self.answer(*arguments)
+                self.assertEqual(found, status)
+                self.assertTrue(document["error"]["message"])
+
+    def test_results_that_cite_bytes_that_are_no_text_are_json(self):
+        self.write_tiny()
+        status, document = self.answer(b"train", b"tiny.yaml", b"--set", b"checkpoint.path=\xff")
+        self.assertEqual((status, document["checkpoint"]), (0, "\ufffd"))
+        status, document = self.answer(b"generate", b"\xff", b"--prompt", b"a\xffb", b"-n", b"4")
+        self.assertEqual((status, document["prompt"], len(document["tokens"])), (0, "a\ufffdb", 4))
+        status, document = self.answer(b"train", b"tiny.yaml", b"--inject", b"slot.leak", b"--set",
+                                       b"contracts.trace=\xff.qet")
+        self.assertEqual((status, document["breach"]["trace"]), (CONTRACT, "\ufffd.qet"))
+        status, document = self.answer(b"trace", b"check", b"\xff.qet")
+        self.assertEqual((status, document["trace"]), (CONTRACT, "\ufffd.qet"))
 
 
 class HostileData(Case):
