@@ -83,7 +83,11 @@ static void describe(training *t) {
 
 static qe_status validate(training *t, uint64_t step, uint64_t sequences, qe_step_result *result, qe_error *error) {
     if (qe_dataset_describe(t->session.dataset).validation_windows == 0) return QE_OK;
-    QE_TRY(qe_session_validate(&t->session, sequences, &t->validation_loss, result, error));
+    double loss;
+    qe_status status = qe_session_validate(&t->session, sequences, &interrupted, &loss, result, error);
+    if (status == QE_ERROR_INTERRUPTED && interrupted) return QE_OK; /* a mean over part of the windows says nothing */
+    QE_TRY(status);
+    t->validation_loss = loss;
     qe_observed_note(&t->observed, &t->session, "validation", step, result);
     qe_progress_validation(&t->progress, step, t->validation_loss);
     json_array_append_new(t->validation,
@@ -193,7 +197,7 @@ static int finish(training *t, const char *hash) {
         json_object_set_new(t->document, "trace", json_string(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
-    if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", json_string(path));
+    if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
     json_t *document = t->document;
     t->document = NULL;
     return qe_cli_json(document, status);
@@ -235,14 +239,15 @@ static int fail_schedule(training *t) {
     fprintf(stderr, "refused before anything ran: %s\n", text);
     if (!t->cli->json) return QE_EXIT_CONTRACT;
     return qe_cli_json(
-        json_pack("{s:{s:s, s:s}}", "counterexample", "rule", qe_rule_id(counterexample->rule), "message", text),
+        json_pack("{s:{s:s, s:o}}", "counterexample", "rule", qe_rule_id(counterexample->rule), "message",
+                  qe_cli_json_text(text)),
         QE_EXIT_CONTRACT);
 }
 
 /* A loss that is not finite breaks a rule that no ledger sees: there is no history to write as a trace. */
 static json_t *nonfinite_json(const qe_error *error) {
-    return json_pack("{s:[{s:s, s:s}]}", "violations", "rule", qe_rule_id(QE_RULE_STEP_NONFINITE), "message",
-                     error->message);
+    return json_pack("{s:[{s:s, s:o}]}", "violations", "rule", qe_rule_id(QE_RULE_STEP_NONFINITE), "message",
+                     qe_cli_json_text(error->message));
 }
 
 /* A step was refused and the state is that of the step before. */

@@ -311,12 +311,13 @@ static void cut_batch(qe_session *session, uint64_t first, uint64_t limit) {
         for (uint64_t i = 0; first + w >= limit && i < sequence; i++) session->targets[w * sequence + i] = -1;
 }
 
-qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out,
-                              qe_error *error_out) {
+qe_status qe_session_validate(qe_session *session, uint64_t sequences, const volatile sig_atomic_t *stop,
+                              double *loss_out, qe_step_result *result_out, qe_error *error_out) {
     uint64_t windows = qe_dataset_describe(session->dataset).validation_windows, tokens = 0;
     if (sequences == 0 || sequences > windows) sequences = windows;
     double sum = 0;
     for (uint64_t first = 0; first < sequences; first += session->sequences_per_step) {
+        if (*stop) return qe_error_set(error_out, QE_ERROR_INTERRUPTED, NULL, "the validation was interrupted");
         qe_dataset_batch(session->dataset, QE_DATA_VALIDATION, 0, first, session->sequences_per_step, session->tokens,
                          session->targets);
         cut_batch(session, first, sequences);

@@ -2,6 +2,7 @@
 #ifndef QE_CLI_SESSION_H
 #define QE_CLI_SESSION_H
 
+#include <signal.h>
 #include "cli/cli.h"
 #include "qeffect/data.h"
 #include "qeffect/model.h"
@@ -49,9 +50,10 @@ qe_status qe_session_load(qe_session *session, const char *path, qe_error *error
 qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);
 /* Fills session->tokens and ->targets with the training batch of `step`. */
 void qe_session_batch(qe_session *session, uint64_t step);
-/* Mean loss in nats per token over the first `sequences` validation windows (0: all). */
-qe_status qe_session_validate(qe_session *session, uint64_t sequences, double *loss_out, qe_step_result *result_out,
-                              qe_error *error_out);
+/* Mean loss in nats per token over the first `sequences` validation windows (0: all). QE_ERROR_INTERRUPTED, and
+ * *loss_out untouched, as soon as *stop is set: all windows of a long text may take hours. */
+qe_status qe_session_validate(qe_session *session, uint64_t sequences, const volatile sig_atomic_t *stop,
+                              double *loss_out, qe_step_result *result_out, qe_error *error_out);
 
 /* Prints a breach for people on standard error, with the command of `program_name` to go on with, and writes its trace
  * where contracts.trace says; *document_out (may be NULL) receives the same as JSON. */

@@ -5,17 +5,19 @@ import resource
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
-from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case
+from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case, sample_text
 
 LONG = ("--set", "train.steps=1000000", "--set", "train.evaluate_every=0")
 
 
 class Interrupted(Case):
-    def interrupt(self, number, *arguments):
-        """Sends a signal when the first step is told; returns exit status, standard output, standard error."""
-        self.write_tiny()
+    def interrupt(self, number, *arguments, delay_s=0.0):
+        """Sends a signal after the first step is told; returns exit status, standard output, standard error."""
+        if not os.path.exists(self.path("text.txt")):
+            self.write_tiny()
         command = [PROGRAM, "train", "tiny.yaml", *LONG, *arguments]
         with subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True) as run:
@@ -23,6 +25,7 @@ class Interrupted(Case):
                 first = run.stderr.readline()
                 while first and not first.startswith("step 1/"):
                     first = run.stderr.readline()
+                time.sleep(delay_s)
                 run.send_signal(number)
                 out, err = run.communicate(timeout=SECONDS_MAX)
             finally:
@@ -51,6 +54,36 @@ class Interrupted(Case):
         self.assertEqual(status, INTERRUPTED, err)
         self.assertIn("no weights were kept", out)
         self.assertEqual(sorted(os.listdir(self.folder)), ["text.txt", "tiny.yaml"])
+
+    def test_ctrl_c_ends_a_long_validation_and_keeps_the_weights(self):
+        self.write_tiny()
+        self.write("text.txt", sample_text() * 500)
+        status, out, err = self.interrupt(signal.SIGINT, "--set", "checkpoint.path=model", "--set", "train.steps=1",
+                                          "--set", "data.validation=0.9", delay_s=0.3)  # it would take many seconds
+        self.assertEqual(status, INTERRUPTED, err)
+        self.assertNotIn("validation", err)
+        self.assertRegex(out, r"(?m)^interrupted after 1 steps: loss ")
+        self.assertEqual(sorted(os.listdir(self.path("model"))), ["config.json", "model.safetensors"])
+
+
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20))
+
+
+def is_sanitized():
+    """A sanitizer's shadow memory takes terabytes of address space: no limit on it can be set."""
+    with open(PROGRAM, "rb") as file:
+        content = file.read()
+    return b"__asan_init" in content or b"__tsan_init" in content
+
+
+class LittleMemory(Case):
+    @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
+    def test_a_limit_on_memory_below_what_openblas_takes_is_an_error_and_no_wait(self):
+        self.write_tiny()
+        done = self.run_program("train", "tiny.yaml", preexec_fn=limit_memory)
+        self.assertEqual(done.returncode, ERROR)
+        self.assertIn("ulimit -v", done.stderr)
 
 
 def limit_files():

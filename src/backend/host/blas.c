@@ -6,9 +6,13 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#include "base/assert.h"
 
 static const char library_name[] = "libopenblas.so.0";
 
@@ -19,6 +23,7 @@ typedef struct blas_load {
 } blas_load;
 
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+static atomic_uint callers; /* devices that are open: as many products may run at once */
 static blas_load loaded; /* a library is loaded once per process, whoever asks; written under load_once alone */
 
 /* The core whose kernels this processor surely runs; NULL: OpenBLAS's own choice. */
@@ -98,7 +103,23 @@ static int products_are_right(host_sgemm *sgemm) {
     return 1;
 }
 
+/* OpenBLAS takes a region of 128 MiB for every product that runs at the same time as others, and tries for ever where
+ * the system refuses it (a limit on memory: ulimit -v). So the room is asked for here first. MAP_NORESERVE: what counts
+ * is the limit; the pages themselves are hardly touched. */
+static qe_status regions_probe(size_t count, qe_error *error_out) {
+    const size_t bytes = count * (((size_t)128 << 20) + ((size_t)1 << 20)); /* the region and what surrounds it */
+    if (count == 0) return QE_OK;
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "raise the limit (ulimit -v) or use fewer ranks",
+                            "OpenBLAS needs %zu MiB of address space for its work, and the system refuses them",
+                            bytes >> 20);
+    munmap(address, bytes);
+    return QE_OK;
+}
+
 static qe_status library_load(blas_load *load) {
+    QE_TRY(regions_probe(1, &load->error));
     void *library = library_open();
     if (!library)
         return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED, "install it: apt-get install libopenblas0",
@@ -116,6 +137,7 @@ static qe_status library_load(blas_load *load) {
                             library_name);
     set_threads(1);
     name_compose(&load->blas, get_config(), get_corename());
+    QE_TRY(regions_probe(1, &load->error)); /* again: the library itself took some of it */
     if (!products_are_right(load->blas.sgemm))
         return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED,
                             "set OPENBLAS_CORETYPE to another core (Haswell, Nehalem, Prescott) and start again",
@@ -125,12 +147,17 @@ static qe_status library_load(blas_load *load) {
 
 static void load_run(void) { loaded.status = library_load(&loaded); }
 
-qe_status qe_host_blas_load(const host_blas **blas_out, qe_error *error_out) {
+qe_status qe_host_blas_join(const host_blas **blas_out, qe_error *error_out) {
     pthread_once(&load_once, load_run);
-    if (loaded.status == QE_OK) {
-        *blas_out = &loaded.blas;
-    } else if (error_out) {
-        *error_out = loaded.error;
+    if (loaded.status != QE_OK) {
+        if (error_out) *error_out = loaded.error;
+        return loaded.status;
     }
-    return loaded.status;
+    /* The check of products above made the library take the first region. */
+    const qe_status status = regions_probe(atomic_fetch_add(&callers, 1), error_out);
+    if (status == QE_OK) *blas_out = &loaded.blas;
+    else qe_host_blas_leave();
+    return status;
 }
+
+void qe_host_blas_leave(void) { atomic_fetch_sub(&callers, 1); }

@@ -32,9 +32,12 @@ static qe_status host_open(qe_device **device_out, qe_error *error_out) {
     host_level level = HOST_LEVEL_PORTABLE;
     const host_blas *blas = NULL;
     QE_TRY(level_choose(&level, error_out));
-    QE_TRY(qe_host_blas_load(&blas, error_out));
+    QE_TRY(qe_host_blas_join(&blas, error_out));
     qe_device *device = calloc(1, sizeof *device);
-    if (!device) return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
+    if (!device) {
+        qe_host_blas_leave();
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
+    }
     device->kernels = qe_host_kernels_of(level);
     device->blas = blas;
     pthread_mutex_init(&device->lock, NULL);
@@ -55,6 +58,7 @@ static void host_close(qe_device *device) {
     }
     pthread_mutex_destroy(&device->lock);
     free(device);
+    qe_host_blas_leave();
 }
 
 static const char *host_identity(const qe_device *device) { return device->identity; }

@@ -91,7 +91,8 @@ static qe_status host_stream_create(qe_device *device, const char *name, qe_stre
         qe_host_counter_deinit(&stream->progress->done);
         free(stream->progress);
         stream_free(stream);
-        return qe_error_set(error_out, QE_ERROR_IO, "raise the limit of threads (ulimit -u) or use fewer ranks",
+        return qe_error_set(error_out, QE_ERROR_IO,
+                            "raise the limits of threads and memory (ulimit -u, -v) or use fewer ranks",
                             "the system refused a thread for stream '%s' (error %d)", name, refused);
     }
     char short_name[THREAD_NAME_BYTES];
