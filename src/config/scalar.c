@@ -1,5 +1,6 @@
 /* scalar.c - one written value into one field, and back. Stricter than YAML: `4x`, `010`, `4.0` and `yes` are not
  * numbers or truth values here, because readers disagree about what they mean. */
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,11 +81,20 @@ static bool read_whole(const qe_settings_row *row, const char *text, void *field
     return true;
 }
 
+/* What is computed with is the nearest float: 1e-60 "above 0" is 0 then, and a beta "below 1" of 0.99999999999 is 1,
+ * where it stops the moments and not the bias correction. Numbers that small are refused while they are subnormal, too:
+ * processors may take them for 0. */
+static bool stays_inside_as_float(const qe_settings_row *row, double value) {
+    if (row->is_minimum_open && row->real_minimum == 0 && value < FLT_MIN) return false;
+    return !(row->is_maximum_open && (double)(float)value >= row->real_maximum);
+}
+
 static bool read_real(const qe_settings_row *row, const char *text, double *field) {
     double value = 0;
     if (!qe_text_to_double(text, &value)) return false;
     if (value < row->real_minimum || (row->is_minimum_open && value == row->real_minimum)) return false;
     if (value > row->real_maximum || (row->is_maximum_open && value == row->real_maximum)) return false;
+    if (!stays_inside_as_float(row, value)) return false;
     *field = value == 0 ? 0 : value; /* -0 is 0 */
     return true;
 }

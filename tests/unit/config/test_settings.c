@@ -176,6 +176,16 @@ static void numbers_are_read_strictly(void **state) {
     assert_says(refusal(*state, "train:\n  learning_rate: 0\n", QE_ERROR_CONFIG).message, "above 0 to 10");
 }
 
+static void numbers_that_leave_their_bounds_as_floats_are_refused(void **state) {
+    static const struct { const char *text, *expected; } cases[] = {
+        {"model:\n  rope_theta: 1e-300\n", "above 0 to 1e9"},   {"model:\n  norm_epsilon: 1e-46\n", "above 0 to 1"},
+        {"train:\n  epsilon: 1e-300\n", "above 0 to 1"},         {"train:\n  learning_rate: 1e-40\n", "above 0 to 10"},
+        {"train:\n  beta1: 0.99999999\n", "0 to below 1"},       {"train:\n  beta2: 0.99999999999\n", "0 to below 1"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++)
+        assert_says(refusal(*state, cases[i].text, QE_ERROR_CONFIG).message, cases[i].expected);
+}
+
 static void truth_values_and_words_are_read_strictly(void **state) {
     static const bad cases[] = {
         {"pipeline:\n  cache_weights: yes\n", 2, 18, "found \"yes\", expected true or false", NULL},
@@ -494,6 +504,7 @@ int main(void) {
         TEST(a_file_overrides_what_it_names_and_nothing_else),
         TEST(whole_numbers_are_read_strictly),
         TEST(numbers_are_read_strictly),
+        TEST(numbers_that_leave_their_bounds_as_floats_are_refused),
         TEST(truth_values_and_words_are_read_strictly),
         TEST(texts_are_texts_and_never_nothing),
         TEST(unknown_keys_name_the_nearest_right_one),
