@@ -104,7 +104,7 @@ static void a_nan_in_a_weight_vetoes_and_its_repair_goes_on_with_the_same_bits(v
         world w;
         world_open(&w, &options);
         while (w.step < 5) world_step(&w, 0);
-        float kept[4];
+        float kept[4] = {0};
         overwrite(&w, name, 4, NAN, kept);
         expect_veto(&w);
         expect_veto(&w);
