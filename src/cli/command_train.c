@@ -194,7 +194,7 @@ static int finish(training *t, const char *hash) {
     if (t->session.settings.contracts.mode == QE_CONTRACTS_SETTING_OBSERVE)
         json_object_set_new(t->document, "observed", qe_observed_json(&t->observed));
     if (t->observed.traced)
-        json_object_set_new(t->document, "trace", json_string(t->session.settings.contracts.trace));
+        json_object_set_new(t->document, "trace", qe_cli_json_text(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
     if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));

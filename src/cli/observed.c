@@ -107,8 +107,8 @@ json_t *qe_observed_json(const qe_observed *observed) {
                                    kind->during, "step", (json_int_t)kind->first_step, "count", (json_int_t)kind->count,
                                    "rule", qe_rule_id(kind->violation.rule), "message", kind->text, "expected",
                                    (json_int_t)kind->violation.expected, "found", (json_int_t)kind->violation.found);
-        if (kind->object[0]) json_object_set_new(fields, "object", json_string(kind->object));
-        if (kind->op[0]) json_object_set_new(fields, "op", json_string(kind->op));
+        if (kind->object[0]) json_object_set_new(fields, "object", qe_cli_json_text(kind->object));
+        if (kind->op[0]) json_object_set_new(fields, "op", qe_cli_json_text(kind->op));
         json_array_append_new(list, fields);
     }
     return list;
