@@ -88,8 +88,28 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
                            uint64_t logits_offset_bytes,
                            uint64_t logits_bytes, qe_step_result *result_out, qe_error *error_out);
 
-/* XXH3-128 over parameters sorted by name, then moments, scales and histories, each with name, dtype, shape and
- * little-endian bytes; 32 hexadecimal digits. */
+/* What outlives a step, tensor by tensor: parameters sorted by name, then moments, then scales and histories. */
+typedef enum qe_state_kind {
+    QE_STATE_PARAMETER,
+    QE_STATE_MOMENT1,
+    QE_STATE_MOMENT2,
+    QE_STATE_SCALE,
+    QE_STATE_HISTORY
+} qe_state_kind;
+typedef struct qe_state_tensor {
+    qe_state_kind kind;
+    const char *name; /* "model.norm.weight.moment1", "model.layers.0.mlp.down_proj.dy.scale" */
+    uint64_t rows, columns; /* rows 0: a vector of `columns` */
+    const float *values;    /* fp32; valid during the call only */
+    uint32_t weight;        /* the model's weight index */
+    int role;               /* scale and history: QE_SCALE_X, QE_SCALE_W, QE_SCALE_DY; else -1 */
+} qe_state_tensor;
+/* Calls `visit` for every tensor of the state in the order of the hash. Thread: the caller's, between steps.
+ * On failure: QE_ERROR_DEVICE or QE_ERROR_MEMORY; the tensors before were visited. */
+qe_status qe_team_state_visit(qe_team *team, void (*visit)(void *context, const qe_state_tensor *tensor),
+                              void *context, qe_error *error_out);
+
+/* XXH3-128 over the same tensors, each with name, dtype, shape and little-endian bytes; 32 hexadecimal digits. */
 enum { QE_STATE_HASH_BYTES = 33 };
 qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out);
 
@@ -98,6 +118,11 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
  * On failure: QE_ERROR_UNSUPPORTED when no single edit of this plan breaks this rule first in the next step;
  *             QE_ERROR_ARGUMENT with contracts off: nothing would stop the fault. */
 qe_status qe_team_inject(qe_team *team, qe_rule rule, qe_error *error_out);
+
+/* A hook for tests: raises the amax that the next step records for one scale to at least `amax`, which may be Inf; the
+ * step folds it as its own, and drops it as its own when it does not commit.
+ * On failure: QE_ERROR_ARGUMENT: this weight has no such scale (not quantized, or the recipe keeps none). */
+qe_status qe_team_scale_amax(qe_team *team, uint32_t weight, int role, float amax, qe_error *error_out);
 
 /* What the ledger of a rank saw in the last (refused) step, as a program for qe_trace_write. */
 qe_status qe_team_history(qe_team *team, uint32_t rank, qe_program *program_out, qe_error *error_out);

@@ -278,7 +278,7 @@ static qe_adamw constants_of(const void *context, double gradient_norm) {
     return qe_optimizer_step(&constants->optimizer, constants->step, gradient_norm);
 }
 
-qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out) {
+qe_status qe_session_step_given(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out) {
     const qe_settings_train *t = &session->settings.train;
     step_constants constants = {
         .optimizer = {.rate = {.peak = t->learning_rate,
@@ -293,9 +293,13 @@ qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *re
         .step = step,
     };
     qe_step_optimizer optimizer = {.constants = constants_of, .context = &constants};
-    qe_session_batch(session, step);
     qe_batch batch = {.tokens = session->tokens, .targets = session->targets};
     return qe_team_step(session->team, &batch, &optimizer, result_out, error_out);
+}
+
+qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out) {
+    qe_session_batch(session, step);
+    return qe_session_step_given(session, step, result_out, error_out);
 }
 
 static uint64_t counted(const qe_session *session) {

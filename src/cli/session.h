@@ -48,6 +48,8 @@ qe_status qe_session_load(qe_session *session, const char *path, qe_error *error
 
 /* One training step with the batch of `step` (1..). */
 qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);
+/* The same with the batch that session->tokens and ->targets already hold. */
+qe_status qe_session_step_given(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);
 /* Fills session->tokens and ->targets with the training batch of `step`. */
 void qe_session_batch(qe_session *session, uint64_t step);
 /* Mean loss in nats per token over the first `sequences` validation windows (0: all). QE_ERROR_INTERRUPTED, and

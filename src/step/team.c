@@ -232,50 +232,62 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
     return logits_out == NULL ? QE_OK : read_logits(team, logits_out, logits_offset_bytes, logits_bytes, error_out);
 }
 
-/* Name, dtype, rank and shape, then the bytes: two tensors never hash alike by running into each other. */
-static void hash_tensor(qe_hash *hash, const char *name, const char *suffix, uint64_t rows, uint64_t columns,
-                        const float *values) {
-    char head[QE_NAME_BYTES + 64];
-    int length = rows == 0 ? snprintf(head, sizeof head, "%s%s F32 [%llu]\n", name, suffix, (unsigned long long)columns)
-                           : snprintf(head, sizeof head, "%s%s F32 [%llu,%llu]\n", name, suffix,
-                                      (unsigned long long)rows, (unsigned long long)columns);
-    QE_ASSERT(length > 0 && (size_t)length < sizeof head);
-    qe_hash_update(hash, head, (size_t)length);
-    qe_hash_update(hash, values, (rows == 0 ? 1 : rows) * columns * sizeof *values);
+/* Who looks at the state, and what of it is at hand. */
+typedef struct visitor {
+    qe_team *team;
+    void (*visit)(void *context, const qe_state_tensor *tensor);
+    void *context;
+    float *values; /* [the largest parameter] */
+} visitor;
+
+static void show(const visitor *v, const char *stem, const char *suffix, qe_state_tensor *tensor) {
+    char name[QE_NAME_BYTES + 16];
+    int length = snprintf(name, sizeof name, "%s%s", stem, suffix);
+    QE_ASSERT(length > 0 && (size_t)length < sizeof name);
+    tensor->name = name;
+    v->visit(v->context, tensor);
 }
 
-static qe_status hash_parameters(qe_team *team, qe_hash *hash, float *values, int moment, qe_error *error_out) {
+static qe_status visit_parameters(const visitor *v, qe_state_kind kind, qe_error *error_out) {
     static const char *const suffix[] = {"", ".moment1", ".moment2"};
-    const qe_plan *plan = team->plan;
+    const qe_plan *plan = v->team->plan;
     for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
         const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
-        const qe_rank *rank = owner_of(team, parameter->weight);
-        const float *base = moment == 0   ? rank->places[parameter->weight].master
-                            : moment == 1 ? rank->moment1[parameter->weight]
-                                          : rank->moment2[parameter->weight];
+        const qe_rank *rank = owner_of(v->team, parameter->weight);
+        const float *base = kind == QE_STATE_PARAMETER ? rank->places[parameter->weight].master
+                            : kind == QE_STATE_MOMENT1 ? rank->moment1[parameter->weight]
+                                                       : rank->moment2[parameter->weight];
         if (base == NULL) return QE_OK; /* a team without training has no moments */
-        QE_TRY(read_view(team, parameter, base, values, error_out));
-        hash_tensor(hash, parameter->name, suffix[moment], parameter->vector ? 0 : parameter->rows, parameter->columns,
-                    values);
+        QE_TRY(read_view(v->team, parameter, base, v->values, error_out));
+        qe_state_tensor tensor = {.kind = kind, .values = v->values, .weight = parameter->weight, .role = -1};
+        tensor.rows = parameter->vector ? 0 : parameter->rows;
+        tensor.columns = parameter->columns;
+        show(v, parameter->name, suffix[kind], &tensor);
     }
     return QE_OK;
 }
 
-static void hash_scales(qe_team *team, qe_hash *hash) {
+static void visit_scales(const visitor *v) {
     static const char *const roles[QE_SCALE_ROLES] = {".x", ".w", ".dy"};
-    const qe_plan *plan = team->plan;
+    const qe_plan *plan = v->team->plan;
     for (uint32_t weight = 0; weight < plan->weight_count; weight++)
         for (int role = 0; role < QE_SCALE_ROLES; role++) {
-            const qe_scale_state *state = owner_of(team, weight)->places[weight].scale[role];
+            const qe_scale_state *state = owner_of(v->team, weight)->places[weight].scale[role];
             if (state == NULL) continue;
             char name[QE_NAME_BYTES];
             snprintf(name, sizeof name, "%.80s%s", plan->model_ops->weight(plan->model, weight)->name, roles[role]);
-            hash_tensor(hash, name, ".scale", 0, 1, &state->scale);
-            hash_tensor(hash, name, ".history", 0, state->history_length, state->history);
+            qe_state_tensor scale = {.kind = QE_STATE_SCALE, .columns = 1, .values = &state->scale};
+            qe_state_tensor history = {
+                .kind = QE_STATE_HISTORY, .columns = state->history_length, .values = state->history};
+            scale.weight = history.weight = weight;
+            scale.role = history.role = role;
+            show(v, name, ".scale", &scale);
+            show(v, name, ".history", &history);
         }
 }
 
-qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out) {
+qe_status qe_team_state_visit(qe_team *team, void (*visit)(void *context, const qe_state_tensor *tensor),
+                              void *context, qe_error *error_out) {
     QE_TRY(whole(team, error_out));
     const qe_plan *plan = team->plan;
     uint64_t most = 0;
@@ -284,17 +296,44 @@ qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], 
         uint64_t count = (uint64_t)parameter->rows * parameter->columns;
         if (count > most) most = count;
     }
-    float *values = malloc((size_t)most * sizeof *values);
-    if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to hash the state");
+    visitor v = {.team = team, .visit = visit, .context = context};
+    v.values = malloc((size_t)most * sizeof *v.values);
+    if (v.values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to look at the state");
+    qe_status status = QE_OK;
+    for (int kind = QE_STATE_PARAMETER; status == QE_OK && kind <= QE_STATE_MOMENT2; kind++)
+        status = visit_parameters(&v, (qe_state_kind)kind, error_out);
+    free(v.values);
+    if (status == QE_OK) visit_scales(&v);
+    return status;
+}
+
+/* Name, dtype, rank and shape, then the bytes: two tensors never hash alike by running into each other. */
+static void hash_tensor(void *context, const qe_state_tensor *tensor) {
+    char head[QE_NAME_BYTES + 80];
+    int length = tensor->rows == 0
+                     ? snprintf(head, sizeof head, "%s F32 [%llu]\n", tensor->name, (unsigned long long)tensor->columns)
+                     : snprintf(head, sizeof head, "%s F32 [%llu,%llu]\n", tensor->name,
+                                (unsigned long long)tensor->rows, (unsigned long long)tensor->columns);
+    QE_ASSERT(length > 0 && (size_t)length < sizeof head);
+    qe_hash_update(context, head, (size_t)length);
+    qe_hash_update(context, tensor->values, (tensor->rows == 0 ? 1 : tensor->rows) * tensor->columns * sizeof(float));
+}
+
+qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out) {
     qe_hash hash;
     qe_hash_init(&hash);
-    qe_status status = QE_OK;
-    for (int moment = 0; status == QE_OK && moment < 3; moment++)
-        status = hash_parameters(team, &hash, values, moment, error_out);
-    free(values);
-    if (status != QE_OK) return status;
-    hash_scales(team, &hash);
+    QE_TRY(qe_team_state_visit(team, hash_tensor, &hash, error_out));
     qe_hash_text(qe_hash_digest(&hash), text_out);
+    return QE_OK;
+}
+
+qe_status qe_team_scale_amax(qe_team *team, uint32_t weight, int role, float amax, qe_error *error_out) {
+    QE_TRY(whole(team, error_out));
+    int known = weight < team->plan->weight_count && role >= 0 && role < QE_SCALE_ROLES;
+    qe_scale_state *state = known ? owner_of(team, weight)->places[weight].scale[role] : NULL;
+    if (state == NULL)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "weight %u keeps no scale of role %d", weight, role);
+    if (amax > state->amax) state->amax = amax;
     return QE_OK;
 }
 

@@ -4,7 +4,8 @@ import unittest
 
 from support import ERROR, GOOD, USAGE, Case
 
-COMMANDS = (("train",), ("generate",), ("check",), ("schedule",), ("trace", "check"), ("bench",))
+COMMANDS = (("train",), ("generate",), ("check",), ("schedule",), ("trace", "check"), ("bench",),
+            ("verify",))
 
 
 class Help(Case):

@@ -187,7 +187,8 @@ static world_hash twelve_eventful_steps(const world_options *options) {
     while (w.step <= STEPS) {
         swell(&w);
         if (w.step == 4) /* the hook: an amax of Inf in the middle of a history of four */
-            for (int role = 0; role < QE_SCALE_ROLES; role++) scale_at(&w, 4, role)->amax = INFINITY;
+            for (int role = 0; role < QE_SCALE_ROLES; role++)
+                must(qe_team_scale_amax(w.team, 4, role, INFINITY, &w.error), &w.error, "amax");
         assert_true(isfinite(world_step(&w, WORLD_ALL_ZERO)));
         expect_no_amax(&w);
         note_scales(&w, log);
@@ -219,12 +220,30 @@ static void scales_that_rise_and_fall_around_an_infinite_amax_keep_the_bits(void
         assert_string_equal(twelve_eventful_steps(&eager[i]).text, expected.text);
 }
 
+static void an_amax_is_raised_only_where_a_scale_is_kept_and_never_lowered(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, &(world_options){.ranks = 2});
+    must(qe_team_scale_amax(w.team, 3, QE_SCALE_DY, 5.0f, &w.error), &w.error, "amax");
+    must(qe_team_scale_amax(w.team, 3, QE_SCALE_DY, 2.0f, &w.error), &w.error, "amax");
+    assert_true(scale_at(&w, 3, QE_SCALE_DY)->amax == 5.0f);
+    assert_int_equal(qe_team_scale_amax(w.team, 0, QE_SCALE_X, 1.0f, &w.error), QE_ERROR_ARGUMENT); /* embedding */
+    assert_int_equal(qe_team_scale_amax(w.team, 3, QE_SCALE_ROLES, 1.0f, &w.error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_team_scale_amax(w.team, 3, -1, 1.0f, &w.error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_team_scale_amax(w.team, w.plan->weight_count, 0, 1.0f, &w.error), QE_ERROR_ARGUMENT);
+    world_close(&w);
+    world_open(&w, &(world_options){.recipe = QE_RECIPE_CURRENT});
+    assert_int_equal(qe_team_scale_amax(w.team, 3, QE_SCALE_DY, 1.0f, &w.error), QE_ERROR_ARGUMENT);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_loss_that_is_not_finite_vetoes_the_step_and_leaves_no_trace),
         cmocka_unit_test(a_nan_in_a_weight_vetoes_and_its_repair_goes_on_with_the_same_bits),
         cmocka_unit_test(huge_weights_end_in_a_finite_loss_or_a_veto),
         cmocka_unit_test(scales_that_rise_and_fall_around_an_infinite_amax_keep_the_bits),
+        cmocka_unit_test(an_amax_is_raised_only_where_a_scale_is_kept_and_never_lowered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -254,6 +254,48 @@ static void the_state_hash_covers_moments_and_scales_and_no_amax_or_gradient(voi
     world_close(&w);
 }
 
+typedef struct visit_log {
+    world *w;
+    uint32_t seen[QE_STATE_HISTORY + 1], misplaced;
+    qe_state_kind last;
+} visit_log;
+
+static void log_visit(void *context, const qe_state_tensor *tensor) {
+    visit_log *log = context;
+    uint32_t index = log->seen[tensor->kind]++;
+    int is_scale = tensor->kind >= QE_STATE_SCALE;
+    if (!is_scale && tensor->kind < log->last) log->misplaced++;
+    if (is_scale != (tensor->role >= 0) || tensor->columns == 0) log->misplaced++;
+    log->last = tensor->kind;
+    if (is_scale) return;
+    const qe_parameter *parameter = qe_model_parameter(log->w->model, index);
+    size_t length = strlen(parameter->name), count = (size_t)parameter->rows * parameter->columns;
+    if (strncmp(tensor->name, parameter->name, length) != 0) log->misplaced++;
+    if ((tensor->name[length] == 0) != (tensor->kind == QE_STATE_PARAMETER)) log->misplaced++;
+    if (tensor->kind != QE_STATE_PARAMETER) return;
+    float *values = malloc(count * sizeof *values);
+    assert_non_null(values);
+    must(qe_team_parameter_read(log->w->team, index, values, &log->w->error), &log->w->error, parameter->name);
+    assert_memory_equal(values, tensor->values, count * sizeof *values);
+    free(values);
+}
+
+static void a_visit_of_the_state_shows_every_tensor_once_with_its_name_and_values(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, &(world_options){.ranks = 2});
+    world_step(&w, 0);
+    visit_log log = {.w = &w};
+    must(qe_team_state_visit(w.team, log_visit, &log, &w.error), &w.error, "visit");
+    uint32_t linears = 4 * 4; /* of four decoders */
+    for (int kind = QE_STATE_PARAMETER; kind <= QE_STATE_MOMENT2; kind++)
+        assert_int_equal(log.seen[kind], qe_model_parameter_count(w.model));
+    assert_int_equal(log.seen[QE_STATE_SCALE], linears * QE_SCALE_ROLES);
+    assert_int_equal(log.seen[QE_STATE_HISTORY], linears * QE_SCALE_ROLES);
+    assert_int_equal(log.misplaced, 0);
+    world_close(&w);
+}
+
 /* The first norm of a zero row is 0 * rsqrt(epsilon) = 0, so with row 0 of the embedding zero a microbatch of word 0
  * is zero through the whole stack, and with it every amax that it records. */
 static void zero_the_first_word(world *w) {
@@ -310,6 +352,7 @@ int main(void) {
         cmocka_unit_test(evaluation_of_a_batch_gives_the_loss_that_the_step_will_give),
         cmocka_unit_test(the_state_hash_tells_one_bit_of_one_parameter),
         cmocka_unit_test(the_state_hash_covers_moments_and_scales_and_no_amax_or_gradient),
+        cmocka_unit_test(a_visit_of_the_state_shows_every_tensor_once_with_its_name_and_values),
         cmocka_unit_test(a_microbatch_that_is_all_zero_keeps_the_losses_finite_and_the_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
