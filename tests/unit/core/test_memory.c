@@ -141,6 +141,15 @@ static qe_status write_a_trace(void) {
     return status;
 }
 
+static qe_status copy_a_program(void) {
+    qe_program copy;
+    qe_program_init(&copy);
+    qe_status status = qe_program_copy(&shared, &copy, NULL);
+    if (status != QE_OK) assert_null(copy.items);
+    qe_program_deinit(&copy);
+    return status;
+}
+
 static void every_allocation_may_fail(void **state) {
     (void)state;
     if (!CAN_FAIL) skip();
@@ -149,7 +158,7 @@ static void every_allocation_may_fail(void **state) {
     assert_non_null(shared_trace);
     assert_int_equal(qe_trace_write(&shared, shared_trace, NULL), QE_OK);
     static const scenario scenarios[] = {read_a_trace, judge_a_program, certify_a_program, depart_with_new_ranges,
-                                         write_a_trace};
+                                         write_a_trace, copy_a_program};
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
         long failed = fail_each(scenarios[i]);
         print_message("    scenario %zu: %ld allocations, each failed once\n", i, failed);
