@@ -69,7 +69,8 @@ coverage:
 	@ctest --test-dir build-coverage --output-on-failure -j$(TEST_JOBS) --timeout $(SANITIZED_TEST_SECONDS)
 	@for room in core plan step; do \
 	    echo "coverage of src/$$room:"; \
-	    gcovr --root . --object-directory build-coverage --filter "src/$$room/" --exclude-lines-by-pattern '.*QE_ASSERT.*' \
+	    gcovr --root . --object-directory build-coverage --filter "src/$$room/" \
+        --exclude-lines-by-pattern '.*QE_ASSERT.*' \
 	        --exclude-branches-by-pattern '.*(QE_ASSERT|QE_TRY).*' --print-summary 2>/dev/null | tail -3; \
 	done
 

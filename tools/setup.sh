@@ -4,9 +4,9 @@
 set -eu
 
 # What each is for: a compiler, CMake and Ninja; matrix products at run time; JSON; YAML; checksums; tests; the
-# quickstart's text; the style check and the end-to-end tests.
+# quickstart's text; the style check and the end-to-end tests; and what the caller asks for.
 packages="build-essential cmake ninja-build pkg-config
-libopenblas0-pthread libjansson-dev libyaml-dev libxxhash-dev libcmocka-dev bible-kjv python3 $*" # and what is asked for
+libopenblas0-pthread libjansson-dev libyaml-dev libxxhash-dev libcmocka-dev bible-kjv python3 $*"
 
 say() { echo "setup: $*"; }
 
