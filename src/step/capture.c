@@ -178,13 +178,15 @@ static uint32_t broken_seal(const qe_binding *binding, const qe_segment *segment
     return QE_NONE;
 }
 
-/* A graph that already holds exactly these ops. */
+/* A graph that already holds exactly these ops and whose guards look at exactly these words: the same ops may stand for
+ * other versioned objects in another place of the order. */
 static uint32_t find_graph(const qe_binding *binding, const qe_segment *segment) {
     uint32_t count = copy_ops(binding, segment, NULL);
     size_t word;
     for (uint32_t g = 0; !segment->whole_step && g < binding->graph_count; g++)
         if (binding->graphs[g].op_count == count &&
-            broken_seal(binding, segment, &binding->graphs[g], &word) == QE_NONE)
+            broken_seal(binding, segment, &binding->graphs[g], &word) == QE_NONE &&
+            qe_guard_fits(segment, &binding->graphs[g]))
             return g;
     return QE_NONE;
 }

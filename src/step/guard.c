@@ -192,9 +192,18 @@ void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph) {
     if (graph->guard_block != NULL) memory->release(rank->device, graph->guard_block);
 }
 
+int qe_guard_fits(const qe_segment *segment, const qe_sealed_graph *graph) {
+    if (graph->guard_block == NULL) return 1;
+    uint32_t head = graph->head_guard.args.guard.count, tail = graph->tail_guard.args.guard.count;
+    if (segment->head_count != head || segment->entry_count != head + tail) return 0;
+    for (uint32_t i = 0; i < segment->entry_count; i++)
+        if (graph->guard_words[i] != segment->entries[i].word) return 0;
+    return 1;
+}
+
 void qe_guard_arm(qe_segment *segment, uint32_t index, const qe_sealed_graph *graph) {
     if (graph->guard_block == NULL) return;
-    for (uint32_t i = 0; i < segment->entry_count; i++) QE_ASSERT(graph->guard_words[i] == segment->entries[i].word);
+    QE_ASSERT(qe_guard_fits(segment, graph));
     segment->block[0] = index;
     segment->arm = (qe_op){.kind = QE_OP_COPY};
     segment->arm.args.copy = (qe_args_copy){.from = segment->block,

@@ -33,6 +33,9 @@ void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph);
 /* The copy that arms `graph` for `segment`. */
 void qe_guard_arm(qe_segment *segment, uint32_t index, const qe_sealed_graph *graph);
 
+/* Would the graph's guards look at what this segment must look at, in its order? What `arm` requires. */
+int qe_guard_fits(const qe_segment *segment, const qe_sealed_graph *graph);
+
 /* Reads the counters of this step, after words that nobody can trust any more (an abort, a write by hand) were set. */
 void qe_guard_begin(qe_rank *rank, qe_binding *binding);
 /* Did a guard fire in this step? QE_CONTRACT with the record, else QE_OK. Requires: streams are drained. */

@@ -274,5 +274,29 @@ class Generate(Case):
         self.refuse(ERROR, ["model.safetensors"], "generate", "model")
 
 
+class StrangeOrders(Case):
+    """Orders from elsewhere: captured, they end with the bits that they have eagerly."""
+
+    ORDER = """\
+2F0,2F1,2F2,2B0,2B1,2B2
+0F0,0F1,0F2,0B0,0B1,0B2
+4F1,4F0,4F2,4B0,4B1,4B2
+1F0,1F1,1F2,3F1,3F2,3F0,3B0,3B1,1B0,3B2,1B1,1B2
+"""
+
+    def test_the_same_ops_on_slots_of_different_owners_do_not_share_a_graph(self):
+        self.write_tiny()
+        self.write("order.csv", self.ORDER)
+        settings = ("model.layers=8", "pipeline.schedule=order.csv", "pipeline.ranks=4", "pipeline.microbatches=3",
+                    "checkpoint.path=")
+        words = [word for setting in settings for word in ("--set", setting)]
+        eager = self.document("train", "tiny.yaml", *words)["state_hash"]
+        for unit in ("layer", "action", "step"):
+            with self.subTest(unit=unit):
+                captured = self.document("train", "tiny.yaml", *words, "--mode", "captured", "--set",
+                                         f"train.capture={unit}")
+                self.assertEqual(captured["state_hash"], eager)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
