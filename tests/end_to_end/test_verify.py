@@ -162,7 +162,7 @@ class Verify(Case):
     def test_a_row_that_cannot_train_is_told_and_no_parity_is_claimed(self):
         done = self.run_program("verify", "--rows", "short", "--set", "train.learning_rate=10", "--set",
                                 "train.weight_decay=10", "--set", "train.gradient_clip=0", "--set", "train.warmup=0",
-                                "--set", "train.epsilon=1e-300")
+                                "--set", "train.epsilon=1e-30", "--set", "train.minimum_learning_rate=10")
         self.assertEqual(done.returncode, CONTRACT)
         self.assertIn("row 1 ", done.stderr)
         self.assertIn("step.nonfinite", done.stderr)
