@@ -56,8 +56,9 @@ static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, in
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
+/* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
 static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const float *residual,
-                                qe_slot_kind residual_slot, float *y, qe_slot_kind y_slot) {
+                                int residual_slot, float *y, qe_slot_kind y_slot) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     uint32_t weight = qe_weight_linear(model, decoder, linear);
@@ -74,7 +75,8 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
     qe_effects_cache_use(&effects, model, frame, weight);
-    if (residual != NULL && residual_slot != y_slot) qe_effects_borrow(&effects, frame, residual_slot, 0);
+    if (residual_slot != QE_SLOT_KINDS && residual_slot != (int)y_slot)
+        qe_effects_borrow(&effects, frame, (qe_slot_kind)residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
     return qe_lowering_emit(lowering, &op, &effects);
 }
@@ -157,15 +159,16 @@ qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder
     qe_slot_kind input_slot = qe_lowering_input_slot(lowering, decoder);
     float *residual = saved(&places, places.at.residual);
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_INPUT, input, input_slot, saved(&places, places.at.rstd_input)));
-    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_I, saved(&places, places.at.qkv), QE_SLOT_I));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_KINDS, saved(&places, places.at.qkv),
+                          QE_SLOT_I));
     QE_TRY(rope(lowering, &places));
     QE_TRY(attention(lowering, &places));
     QE_TRY(
         quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, scratch(lowering, lowering->work.product), QE_SLOT_KINDS));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));
-    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_I, saved(&places, places.at.gate_up),
-                          QE_SLOT_I));
+    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_KINDS,
+                          saved(&places, places.at.gate_up), QE_SLOT_I));
     QE_TRY(swiglu(lowering, decoder, &places));
     return linear_forward(lowering, decoder, QE_LINEAR_DOWN, residual, QE_SLOT_I, qe_lowering_output(lowering, decoder),
                           qe_lowering_output_slot(lowering, decoder));
