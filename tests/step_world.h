@@ -53,6 +53,8 @@ typedef struct world_options {
     const qe_model_config *config; /* tiny, as above */
     int quickstart; /* the sizes of the quickstart instead of the tiny ones */
     const qe_backend *backend; /* host */
+    void (*opened)(qe_device *device, const void *context); /* gives the host device its transport */
+    const void *opened_context;
 } world_options;
 
 typedef struct world {
@@ -182,7 +184,8 @@ static inline qe_status world_team(world *w, const world_options *options) {
                                     .world = w->ranks,
                                     .contracts = options->contracts,
                                     .capture = options->capture,
-                                    .opened = world_opened};
+                                    .opened = options->opened != NULL ? options->opened : world_opened,
+                                    .opened_context = options->opened_context};
     return qe_team_create(w->plan, w->evaluation, &team_options, &w->team, &w->error);
 }
 

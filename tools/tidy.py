@@ -50,7 +50,7 @@ HEADER_ROOM = {
     "op": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "plan": "plan", "model": "model",
     "step": "step", "safetensors": "store", "checkpoint": "store", "settings": "config", "data": "data",
-    "host": "backend/host", "local": "comm/local",
+    "host": "backend/host", "check": "backend/check", "local": "comm/local",
 }
 
 # foreign header -> rooms that may name it

@@ -83,6 +83,15 @@ typedef struct qe_graph_ops {
     qe_graph_info (*info)(const qe_graph *graph);
 } qe_graph_ops;
 
+/* Bytes that an op may touch. An op that both reads and writes them says both; what it only writes has no value for it
+ * before. The texts are for people and outlive the device. */
+typedef struct qe_range {
+    void *at;
+    uint64_t bytes;
+    uint8_t read, write;
+    const char *object, *part; /* "model.layers.0.mlp.down_proj", "moment1" */
+} qe_range;
+
 typedef struct qe_backend {
     size_t size;
     const char *name;     /* "host" */
@@ -96,6 +105,10 @@ typedef struct qe_backend {
     const qe_graph_ops *graph;
     /* Runs one op on the calling thread, now. Tests and the baseline of benchmarks. */
     qe_status (*run)(qe_device *device, const qe_op *op, qe_error *error_out);
+    /* Says what the op at this address may touch, in place of what was said before; called when an op is bound. A
+     * backend that does not look (all but `check`) returns QE_OK. Owns: copies the ranges. Capture: forbidden. */
+    qe_status (*declare)(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
+                         qe_error *error_out);
 } qe_backend;
 
 #ifdef __cplusplus

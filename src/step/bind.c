@@ -274,7 +274,7 @@ static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *er
 static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
         QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
-    return QE_OK;
+    return qe_binding_declare(rank, binding, error_out);
 }
 
 /* Gradients under placement copy stay in the scratch of this binding. */

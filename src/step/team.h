@@ -129,6 +129,9 @@ uint64_t *qe_binding_slot_witness(const qe_binding *binding, const qe_unit *unit
 /* bind.c: gives all ops their addresses again, after memory has moved. */
 qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out);
 
+/* declare.c: tells the backend which bytes every op may touch, from the effects of the program. */
+qe_status qe_binding_declare(qe_rank *rank, const qe_binding *binding, qe_error *error_out);
+
 /* issue.c: gives one item to its stream. */
 qe_status qe_binding_run_item(qe_rank *rank, qe_binding *binding, uint32_t index);
 

@@ -1,0 +1,215 @@
+/* judge.c - did it touch only what it declared?
+ *
+ *   before = memory; run; after = memory       a change outside the declared writes is an undeclared write
+ *   memory = before, poison where it may not   the declared writes differ from `after`: an undeclared read;
+ *     read; run; again = memory                anything else changed: a write of what was there already
+ *   memory = before, declared writes of after  as if it had run once, and had written what it declared
+ *
+ * Bytes that an op only writes are poisoned too: a gradient that is set must not depend on what was there. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/check/check.h"
+#include "base/assert.h"
+
+typedef enum copy_kind { COPY_BEFORE, COPY_AFTER, COPY_AGAIN } copy_kind;
+
+enum { NAME_BYTES = 200 };
+
+static char *copy_at(const check_span *span, copy_kind kind) {
+    char *copy = kind == COPY_BEFORE  ? span->region->before
+                 : kind == COPY_AFTER ? span->region->after
+                                      : span->region->again;
+    return copy + span->begin;
+}
+
+static size_t bytes_of(const check_span *span) { return (size_t)(span->end - span->begin); }
+
+/* What a transfer has now is not looked at: not even read. */
+static qe_status keep_copy(qe_device *device, copy_kind kind, qe_error *error_out) {
+    for (uint32_t i = 0; i < device->span_count; ++i) {
+        const check_span *span = &device->spans[i];
+        if (span->access & ACCESS_FOREIGN) continue;
+        QE_TRY(device->inner_backend->memory->read(device->inner, copy_at(span, kind), span->region->base + span->begin,
+                                                   bytes_of(span), error_out));
+    }
+    return QE_OK;
+}
+
+static qe_status put_back(qe_device *device, const check_span *span, copy_kind kind, qe_error *error_out) {
+    return device->inner_backend->memory->write(device->inner, span->region->base + span->begin, copy_at(span, kind),
+                                                bytes_of(span), error_out);
+}
+
+/* Memory as it was before; bytes [begin, end) of spans that may not be read are poisoned if `chosen` is NULL or the
+ * span. COPY_AGAIN is the image. */
+static qe_status poison(qe_device *device, const check_span *chosen, uint64_t begin, uint64_t end,
+                        qe_error *error_out) {
+    for (uint32_t i = 0; i < device->span_count; ++i) {
+        const check_span *span = &device->spans[i];
+        if (span->access & ACCESS_FOREIGN) continue;
+        char *image = copy_at(span, COPY_AGAIN);
+        memcpy(image, copy_at(span, COPY_BEFORE), bytes_of(span));
+        if (!chosen && !(span->access & ACCESS_READ)) memset(image, CHECK_POISON, bytes_of(span));
+        if (chosen == span) memset(image + begin, CHECK_POISON, end - begin);
+        QE_TRY(put_back(device, span, COPY_AGAIN, error_out));
+    }
+    return QE_OK;
+}
+
+static qe_status settle(qe_device *device, qe_error *error_out) {
+    for (uint32_t i = 0; i < device->span_count; ++i) {
+        const check_span *span = &device->spans[i];
+        if (span->access & ACCESS_FOREIGN) continue;
+        QE_TRY(put_back(device, span, span->access & ACCESS_WRITE ? COPY_AFTER : COPY_BEFORE, error_out));
+    }
+    return QE_OK;
+}
+
+static void name_byte(const qe_device *device, const check_span *span, uint64_t at, char text_out[NAME_BYTES]) {
+    qe_check_name(device, span->region, span->begin + at, text_out, NAME_BYTES);
+}
+
+/* "linear (layer 2)" */
+static void name_run(const check_run *run, char text_out[NAME_BYTES]) {
+    if (run->op)
+        snprintf(text_out, NAME_BYTES, "%s (layer %u)", qe_op_name(run->op->kind), run->op->layer);
+    else
+        snprintf(text_out, NAME_BYTES, "a graph of %u ops that begins with %s (layer %u)",
+                 run->device->inner_backend->graph->info(run->graph->inner).ops,
+                 qe_op_name(run->graph->all.op->kind), run->graph->all.op->layer);
+}
+
+static const char *const remedy = "declare the effect where the op is lowered, or correct the kernel or its arguments";
+
+static qe_status wrote(const check_run *run, const check_span *span, uint64_t at, qe_error *error_out) {
+    char who[NAME_BYTES], where[NAME_BYTES];
+    name_run(run, who);
+    name_byte(run->device, span, at, where);
+    return qe_error_set(error_out, QE_ERROR_DEVICE, remedy, "%s wrote what it did not declare to write: %s", who,
+                        where);
+}
+
+/* First byte in which two pieces of memory differ; `bytes` where they do not. */
+static size_t first_difference(const char *a, const char *b, size_t bytes) {
+    if (memcmp(a, b, bytes) == 0) return bytes;
+    size_t at = 0;
+    while (a[at] == b[at]) ++at;
+    return at;
+}
+
+/* After the first run: everything that is not a declared write is as before. */
+static qe_status judge_writes(const check_run *run, qe_error *error_out) {
+    for (uint32_t i = 0; i < run->device->span_count; ++i) {
+        const check_span *span = &run->device->spans[i];
+        if (span->access & (ACCESS_WRITE | ACCESS_FOREIGN)) continue;
+        const size_t at = first_difference(copy_at(span, COPY_BEFORE), copy_at(span, COPY_AFTER), bytes_of(span));
+        if (at < bytes_of(span)) return wrote(run, span, at, error_out);
+    }
+    return QE_OK;
+}
+
+/* A byte that the op may write and did not is poison still, and was left alone in the first run as well. */
+static size_t first_other_result(const check_span *span) {
+    const char *before = copy_at(span, COPY_BEFORE), *after = copy_at(span, COPY_AFTER);
+    const char *again = copy_at(span, COPY_AGAIN);
+    const size_t bytes = bytes_of(span);
+    size_t at = first_difference(after, again, bytes);
+    for (; at < bytes; ++at) {
+        const int left_alone =
+            !(span->access & ACCESS_READ) && before[at] == after[at] && (unsigned char)again[at] == CHECK_POISON;
+        if (after[at] != again[at] && !left_alone) return at;
+    }
+    return bytes;
+}
+
+/* The span whose declared result differs after a run on poison, or NULL. */
+static const check_span *other_result(const qe_device *device, uint64_t *at_out) {
+    for (uint32_t i = 0; i < device->span_count; ++i) {
+        const check_span *span = &device->spans[i];
+        if (!(span->access & ACCESS_WRITE) || (span->access & ACCESS_FOREIGN)) continue;
+        *at_out = first_other_result(span);
+        if (*at_out < bytes_of(span)) return span;
+    }
+    return NULL;
+}
+
+/* Runs on memory in which only [begin, end) of the span is poison: 1 when a declared result changes. */
+static int depends_on(const check_run *run, const check_span *chosen, uint64_t begin, uint64_t end) {
+    uint64_t at;
+    qe_error ignored;
+    if (poison(run->device, chosen, begin, end, &ignored) != QE_OK) return 0;
+    if (run->run(run, &ignored) != QE_OK || keep_copy(run->device, COPY_AGAIN, &ignored) != QE_OK) return 0;
+    return other_result(run->device, &at) != NULL;
+}
+
+/* The first byte that matters, by halves: about as many runs as the span's length has bits. */
+static uint64_t narrow(const check_run *run, const check_span *span) {
+    uint64_t begin = 0, end = bytes_of(span);
+    while (end - begin > 1) {
+        const uint64_t middle = begin + (end - begin) / 2;
+        if (depends_on(run, span, begin, middle))
+            end = middle;
+        else if (depends_on(run, span, middle, end))
+            begin = middle;
+        else
+            break;
+    }
+    return begin;
+}
+
+/* Which bytes were read: spans are poisoned one by one until the result changes again. */
+static qe_status read_from(const check_run *run, const check_span *result, uint64_t at, qe_error *error_out) {
+    char who[NAME_BYTES], what[NAME_BYTES], where[NAME_BYTES];
+    name_run(run, who);
+    name_byte(run->device, result, at, what);
+    for (uint32_t i = 0; i < run->device->span_count; ++i) {
+        const check_span *span = &run->device->spans[i];
+        if ((span->access & (ACCESS_READ | ACCESS_FOREIGN)) || !depends_on(run, span, 0, bytes_of(span))) continue;
+        name_byte(run->device, span, narrow(run, span), where);
+        return qe_error_set(error_out, QE_ERROR_DEVICE, remedy,
+                            "%s read what it did not declare to read: %s; it changes %s", who, where, what);
+    }
+    return qe_error_set(error_out, QE_ERROR_DEVICE, remedy,
+                        "%s read what it did not declare to read, in more than one place, or gives another result "
+                        "every time: %s changes",
+                        who, what);
+}
+
+/* After the run on poison: outside the declared writes all is as it was put there. */
+static qe_status judge_silent_writes(const check_run *run, qe_error *error_out) {
+    for (uint32_t i = 0; i < run->device->span_count; ++i) {
+        const check_span *span = &run->device->spans[i];
+        if (span->access & (ACCESS_WRITE | ACCESS_FOREIGN)) continue;
+        const char *again = copy_at(span, COPY_AGAIN), *before = copy_at(span, COPY_BEFORE);
+        size_t at = 0;
+        if (span->access & ACCESS_READ)
+            at = first_difference(before, again, bytes_of(span));
+        else
+            while (at < bytes_of(span) && (unsigned char)again[at] == CHECK_POISON) ++at;
+        if (at < bytes_of(span)) return wrote(run, span, at, error_out);
+    }
+    return QE_OK;
+}
+
+static qe_status judge_poisoned(const check_run *run, qe_error *error_out) {
+    QE_TRY(poison(run->device, NULL, 0, 0, error_out));
+    QE_TRY(run->run(run, error_out));
+    QE_TRY(keep_copy(run->device, COPY_AGAIN, error_out));
+    QE_TRY(judge_silent_writes(run, error_out));
+    uint64_t at;
+    const check_span *changed = other_result(run->device, &at);
+    return changed ? read_from(run, changed, at, error_out) : QE_OK;
+}
+
+qe_status qe_check_judge(const check_run *run, const check_declaration *declared, qe_error *error_out) {
+    qe_device *device = run->device;
+    QE_TRY(qe_check_cut(device, declared, error_out));
+    QE_TRY(keep_copy(device, COPY_BEFORE, error_out));
+    QE_TRY(run->run(run, error_out));
+    QE_TRY(keep_copy(device, COPY_AFTER, error_out));
+    qe_status status = judge_writes(run, error_out);
+    if (status == QE_OK) status = judge_poisoned(run, error_out);
+    const qe_status settled = settle(device, status == QE_OK ? error_out : NULL);
+    return status != QE_OK ? status : settled;
+}
