@@ -105,8 +105,9 @@ typedef struct qe_backend {
     const qe_graph_ops *graph;
     /* Runs one op on the calling thread, now. Tests and the baseline of benchmarks. */
     qe_status (*run)(qe_device *device, const qe_op *op, qe_error *error_out);
-    /* Says what the op at this address may touch, in place of what was said before; called when an op is bound. A
-     * backend that does not look (all but `check`) returns QE_OK. Owns: copies the ranges. Capture: forbidden. */
+    /* Says what the op at this address may touch, in place of what was said before; called when an op is bound. No
+     * ranges: the op, or memory of the host that it named, is gone. A backend that does not look (all but `check`)
+     * returns QE_OK. Owns: copies the ranges. Capture: forbidden. */
     qe_status (*declare)(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
                          qe_error *error_out);
 } qe_backend;

@@ -199,7 +199,7 @@ static qe_status capture_segment(qe_rank *rank, qe_binding *binding, qe_segment 
         QE_TRY(seal_graph(rank, binding, segment, error_out));
     }
     qe_guard_arm(segment, (uint32_t)(segment - binding->segments), &binding->graphs[segment->graph]);
-    return QE_OK;
+    return segment->arm.args.copy.to == NULL ? QE_OK : qe_declare_arming(rank, &segment->arm, error_out);
 }
 
 static qe_status allocate(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
@@ -237,6 +237,7 @@ void qe_binding_uncapture(qe_rank *rank, qe_binding *binding) {
         free(binding->graphs[g].sealed);
     }
     for (uint32_t i = 0; i < binding->segment_count; i++) {
+        qe_declare_forget(rank, &binding->segments[i].arm);
         free(binding->segments[i].entries);
         free(binding->segments[i].block);
     }

@@ -1,11 +1,12 @@
 /* declare.c - which bytes an op may touch, from what the program says it does: effects name objects, and only the
  * binding knows where an object lies. What no effect speaks of (the caller's own memory, tables that never change) is
  * added by the kind of unit. */
+#include <stdlib.h>
 #include "base/assert.h"
-#include "step/team.h"
+#include "step/guard.h"
 
-/* An effect names a range or a handful: an optimizer step has five. Each unit adds at most two. */
-enum { RANGES_MAX = 5 * QE_EFFECTS_MAX + 2 };
+/* An effect names a range or a handful: an optimizer step has seven. Each unit adds at most two. */
+enum { RANGES_MAX = 7 * QE_EFFECTS_MAX + 2 };
 
 typedef struct ranges {
     const qe_rank *rank;
@@ -50,17 +51,27 @@ static uint32_t weight_of(const ranges *all, uint32_t object, int *role_out) {
     return QE_NONE;
 }
 
+/* Who acquires a slot moves its witness word; who borrows it, its bytes. */
 static void add_slot(ranges *all, const qe_effect *effect) {
     const qe_rank_plan *plan = all->binding->rank_plan;
     for (uint32_t p = 0; p < plan->pool_count; p++)
         for (uint32_t i = 0; i < plan->pools[p].count; i++) {
             const qe_pool *pool = &plan->pools[p];
             if (pool->objects[i] != effect->object) continue;
-            add(all, all->binding->pool_memory[p] + i * pool->slot_bytes, pool->slot_bytes,
-                effect->write ? READS | WRITES : READS, NULL);
+            const char *at = all->binding->pool_memory[p] + i * pool->slot_bytes;
+            uint64_t bytes = pool->slot_bytes - QE_ALIGN_BYTES;
+            if (effect->kind == QE_EFFECT_SLOT_ACQUIRE)
+                add(all, at + bytes, sizeof(uint64_t), READS | WRITES, "witness");
+            else
+                add(all, at, bytes, effect->write ? READS | WRITES : READS, NULL);
             return;
         }
     QE_ASSERT(0 && "a slot of this rank");
+}
+
+/* A guard that fired turns commits and folds into nothing. */
+static void add_fault(ranges *all) {
+    add(all, all->binding->fault, sizeof *all->binding->fault, READS, "guard fault");
 }
 
 static void add_scale(ranges *all, const qe_effect *effect) {
@@ -73,6 +84,16 @@ static void add_scale(ranges *all, const qe_effect *effect) {
     add(all, &state->scale, sizeof state->scale, READS | WRITES, "scale");
     add(all, &state->amax, sizeof state->amax, READS | WRITES, "amax");
     add(all, state->history, state->history_length * sizeof(float), READS | WRITES, "history");
+    add(all, &state->epoch, sizeof state->epoch, READS | WRITES, "epoch");
+    add_fault(all);
+}
+
+/* The key that a fill writes is what weight and scale say of themselves. */
+static void add_key(ranges *all, const qe_weight_place *place) {
+    const qe_scale_state *state = place->scale[QE_SCALE_W];
+    add(all, place->cache_key, 2 * sizeof *place->cache_key, WRITES, "key");
+    add(all, place->witness, sizeof *place->witness, READS, "weight's witness");
+    if (state != NULL) add(all, &state->epoch, sizeof state->epoch, READS, "scale's epoch");
 }
 
 static void add_cache(ranges *all, const qe_effect *effect) {
@@ -80,6 +101,7 @@ static void add_cache(ranges *all, const qe_effect *effect) {
     const qe_plan *plan = all->binding->plan;
     uint32_t weight = weight_of(all, effect->object, &role);
     const qe_weight_place *place = &all->binding->places[weight];
+    if (effect->kind == QE_EFFECT_CACHE_FILL) add_key(all, place);
     if (effect->layouts & QE_LAYOUT_DECODED)
         add(all, place->cache_decoded, weight_bytes(all, weight), access, "decoded");
     if (!(effect->layouts & QE_LAYOUT_CODES)) return;
@@ -106,6 +128,8 @@ static void add_weight(ranges *all, const qe_effect *effect) {
             add(all, all->rank->moment1[weight], bytes, READS | WRITES, "moment1");
             add(all, all->rank->moment2[weight], bytes, READS | WRITES, "moment2");
             add(all, &all->rank->adamw, sizeof all->rank->adamw, READS, "optimizer constants");
+            add(all, place->witness, sizeof *place->witness, READS | WRITES, "witness");
+            add_fault(all);
     }
 }
 
@@ -137,8 +161,8 @@ static void add_buffer(ranges *all, const qe_effect *effect) {
 static void add_effect(ranges *all, const qe_effect *effect) {
     all->object = all->binding->rank_plan->program.objects[effect->object].name;
     switch ((qe_effect_kind)effect->kind) {
+        case QE_EFFECT_SLOT_RELEASE: break; /* a counter of the ledger */
         case QE_EFFECT_SLOT_ACQUIRE:
-        case QE_EFFECT_SLOT_RELEASE: break; /* counters; bytes are touched under a borrow */
         case QE_EFFECT_SLOT_BORROW: add_slot(all, effect); break;
         case QE_EFFECT_SCALE_USE:
         case QE_EFFECT_SCALE_RECORD:
@@ -184,9 +208,49 @@ qe_status qe_binding_declare(qe_rank *rank, const qe_binding *binding, qe_error 
         const qe_item *item = &plan->program.items[i];
         if (item->kind != QE_ITEM_OP) continue;
         ranges all = {.rank = rank, .binding = binding, .count = 0};
-        for (uint32_t e = 0; e < item->effect_count; e++) add_effect(&all, &plan->program.effects[item->first_effect + e]);
+        for (uint32_t e = 0; e < item->effect_count; e++)
+            add_effect(&all, &plan->program.effects[item->first_effect + e]);
         add_unnamed(&all, &plan->units[plan->item_unit[i]]);
         QE_TRY(backend->declare(rank->device, &binding->ops[plan->item_op[i]], all.range, all.count, error_out));
     }
     return QE_OK;
+}
+
+qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, qe_error *error_out) {
+    const qe_args_guard *guard = &op->args.guard;
+    qe_status status = QE_ERROR_MEMORY;
+    uint32_t count = 0;
+    qe_range *all = calloc(guard->count + 4u, sizeof *all);
+    if (all == NULL) return qe_error_set(error_out, status, NULL, "no memory to declare a guard");
+    const qe_range fixed[] = {
+        {.at = (void *)(uintptr_t)guard->words, .bytes = guard->count * sizeof *guard->words, .part = "words"},
+        {.at = (void *)(uintptr_t)guard->expected, .bytes = guard->count * sizeof *guard->expected, .part = "expected"},
+        {.at = (void *)(uintptr_t)guard->launch, .bytes = sizeof *guard->launch, .part = "launch"},
+        {.at = guard->fault, .bytes = sizeof *guard->fault, .write = 1, .part = "fault"},
+    };
+    for (; count < sizeof fixed / sizeof *fixed; count++) all[count] = fixed[count];
+    for (uint32_t i = 0; i < guard->count; i++)
+        all[count++] = (qe_range){
+            .at = (void *)(uintptr_t)guard->words[i], .bytes = sizeof **guard->words, .part = "witness"};
+    for (uint32_t i = 0; i < count; i++) {
+        all[i].read = 1;
+        all[i].object = "guard";
+    }
+    status = rank->team->options.backend->declare(rank->device, op, all, count, error_out);
+    free(all);
+    return status;
+}
+
+qe_status qe_declare_arming(qe_rank *rank, const qe_op *op, qe_error *error_out) {
+    const qe_args_copy *copy = &op->args.copy;
+    const qe_range both[] = {
+        {.at = (void *)(uintptr_t)copy->from, .bytes = copy->bytes, .read = 1, .object = "guard", .part = "armed"},
+        {.at = copy->to, .bytes = copy->bytes, .write = 1, .object = "guard", .part = "expected"},
+    };
+    return rank->team->options.backend->declare(rank->device, op, both, 2, error_out);
+}
+
+void qe_declare_forget(qe_rank *rank, const qe_op *op) {
+    qe_error ignored; /* forgetting needs nothing */
+    (void)rank->team->options.backend->declare(rank->device, op, NULL, 0, &ignored);
 }

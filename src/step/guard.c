@@ -183,11 +183,14 @@ qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *s
     for (uint32_t i = 0; i < segment->entry_count; i++) graph->guard_words[i] = segment->entries[i].word;
     graph->head_guard = guard_op(binding, graph, 0, segment->head_count);
     graph->tail_guard = guard_op(binding, graph, segment->head_count, segment->entry_count - segment->head_count);
-    return QE_OK;
+    QE_TRY(qe_declare_guard(rank, &graph->head_guard, error_out));
+    return qe_declare_guard(rank, &graph->tail_guard, error_out);
 }
 
 void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph) {
     const qe_memory_ops *memory = rank->team->options.backend->memory;
+    qe_declare_forget(rank, &graph->head_guard);
+    qe_declare_forget(rank, &graph->tail_guard);
     if (graph->guard_words != NULL) memory->release(rank->device, (void *)graph->guard_words);
     if (graph->guard_block != NULL) memory->release(rank->device, graph->guard_block);
 }

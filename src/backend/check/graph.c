@@ -59,7 +59,7 @@ static qe_status check_begin(qe_stream *stream, qe_error *error_out) {
 }
 
 static qe_status first_op(qe_graph *graph, const qe_op *op) {
-    if (graph->all.op) return QE_OK;
+    if (graph->all.op || op->kind == QE_OP_GUARD) return QE_OK;
     qe_op *copy = malloc(sizeof *copy);
     if (!copy) return QE_ERROR_MEMORY;
     *copy = *op;

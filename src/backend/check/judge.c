@@ -72,12 +72,14 @@ static void name_byte(const qe_device *device, const check_span *span, uint64_t 
 
 /* "linear (layer 2)" */
 static void name_run(const check_run *run, char text_out[NAME_BYTES]) {
-    if (run->op)
-        snprintf(text_out, NAME_BYTES, "%s (layer %u)", qe_op_name(run->op->kind), run->op->layer);
-    else
-        snprintf(text_out, NAME_BYTES, "a graph of %u ops that begins with %s (layer %u)",
-                 run->device->inner_backend->graph->info(run->graph->inner).ops,
-                 qe_op_name(run->graph->all.op->kind), run->graph->all.op->layer);
+    const qe_op *op = run->op ? run->op : run->graph->all.op;
+    char graph[NAME_BYTES / 4] = "";
+    if (!run->op)
+        snprintf(graph, sizeof graph, "a graph of %u ops%s",
+                 run->device->inner_backend->graph->info(run->graph->inner).ops, op ? " that begins with " : "");
+    snprintf(text_out, NAME_BYTES, "%s%s", graph, op ? qe_op_name(op->kind) : "");
+    const size_t length = strlen(text_out);
+    if (op) snprintf(text_out + length, NAME_BYTES - length, " (layer %u)", op->layer);
 }
 
 static const char *const remedy = "declare the effect where the op is lowered, or correct the kernel or its arguments";
@@ -176,6 +178,14 @@ static qe_status read_from(const check_run *run, const check_span *result, uint6
                         who, what);
 }
 
+/* All bytes are the first one where each equals its neighbour: memcmp is many times a loop. */
+static size_t first_unpoisoned(const char *bytes_at, size_t bytes) {
+    size_t at = 0;
+    if ((unsigned char)bytes_at[0] == CHECK_POISON && memcmp(bytes_at, bytes_at + 1, bytes - 1) == 0) return bytes;
+    while (at < bytes && (unsigned char)bytes_at[at] == CHECK_POISON) ++at;
+    return at;
+}
+
 /* After the run on poison: outside the declared writes all is as it was put there. */
 static qe_status judge_silent_writes(const check_run *run, qe_error *error_out) {
     for (uint32_t i = 0; i < run->device->span_count; ++i) {
@@ -186,7 +196,7 @@ static qe_status judge_silent_writes(const check_run *run, qe_error *error_out) 
         if (span->access & ACCESS_READ)
             at = first_difference(before, again, bytes_of(span));
         else
-            while (at < bytes_of(span) && (unsigned char)again[at] == CHECK_POISON) ++at;
+            at = first_unpoisoned(again, bytes_of(span));
         if (at < bytes_of(span)) return wrote(run, span, at, error_out);
     }
     return QE_OK;

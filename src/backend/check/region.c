@@ -132,29 +132,6 @@ const check_declaration *qe_check_find(const qe_device *device, const qe_op *op)
     return &device->declarations[at];
 }
 
-qe_status qe_check_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
-                           qe_error *error_out) {
-    for (size_t i = 0; i < count; ++i) QE_TRY(place_range(device, &ranges[i], error_out));
-    check_declaration made = {.op = op};
-    QE_TRY(qe_check_declaration_join(&made, ranges, count, error_out));
-    const uint32_t at = declaration_index(device, op);
-    if (at < device->declaration_count && device->declarations[at].op == op) {
-        free(device->declarations[at].ranges);
-        device->declarations[at] = made;
-        return QE_OK;
-    }
-    if (!grow((void **)&device->declarations, device->declaration_count, &device->declaration_capacity,
-              sizeof *device->declarations)) {
-        free(made.ranges);
-        return no_memory(error_out, "the table of declarations");
-    }
-    memmove(&device->declarations[at + 1], &device->declarations[at],
-            (device->declaration_count - at) * sizeof *device->declarations);
-    device->declarations[at] = made;
-    device->declaration_count++;
-    return QE_OK;
-}
-
 /* Offsets in `region` at which `range` begins and ends; 0 where they do not meet. */
 static int meets(const check_region *region, const qe_range *range, uint64_t *begin_out, uint64_t *end_out) {
     const uintptr_t base = (uintptr_t)region->base, at = (uintptr_t)range->at;
@@ -162,6 +139,47 @@ static int meets(const check_region *region, const qe_range *range, uint64_t *be
     *begin_out = at > base ? at - base : 0;
     *end_out = at + range->bytes < base + region->bytes ? at + range->bytes - base : region->bytes;
     return 1;
+}
+
+/* Memory of the host is looked at as long as a declaration names it. */
+static int is_named(const qe_device *device, const check_region *region) {
+    uint64_t begin, end;
+    if (region->guard_bytes > 0) return 1;
+    for (uint32_t d = 0; d < device->declaration_count; ++d)
+        for (uint32_t i = 0; i < device->declarations[d].count; ++i)
+            if (meets(region, &device->declarations[d].ranges[i], &begin, &end)) return 1;
+    return 0;
+}
+
+static void forget(qe_device *device, const qe_op *op) {
+    const uint32_t at = declaration_index(device, op);
+    if (at == device->declaration_count || device->declarations[at].op != op) return;
+    free(device->declarations[at].ranges);
+    device->declaration_count--;
+    memmove(&device->declarations[at], &device->declarations[at + 1],
+            (device->declaration_count - at) * sizeof *device->declarations);
+    for (uint32_t r = device->region_count; r-- > 0;)
+        if (!is_named(device, device->regions[r])) qe_check_region_remove(device, device->regions[r]->base);
+}
+
+qe_status qe_check_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
+                           qe_error *error_out) {
+    forget(device, op);
+    if (count == 0) return QE_OK;
+    for (size_t i = 0; i < count; ++i) QE_TRY(place_range(device, &ranges[i], error_out));
+    check_declaration made = {.op = op};
+    QE_TRY(qe_check_declaration_join(&made, ranges, count, error_out));
+    if (!grow((void **)&device->declarations, device->declaration_count, &device->declaration_capacity,
+              sizeof *device->declarations)) {
+        free(made.ranges);
+        return no_memory(error_out, "the table of declarations");
+    }
+    const uint32_t at = declaration_index(device, op);
+    memmove(&device->declarations[at + 1], &device->declarations[at],
+            (device->declaration_count - at) * sizeof *device->declarations);
+    device->declarations[at] = made;
+    device->declaration_count++;
+    return QE_OK;
 }
 
 /* The declared ranges, then what transfers have now. */
@@ -211,39 +229,41 @@ qe_status qe_check_cut(qe_device *device, const check_declaration *declared, qe_
     return QE_OK;
 }
 
-/* The smallest range of any op that holds the byte. */
-static const qe_range *owner_of(const qe_device *device, const char *at) {
+/* How far a byte is from a range: 0 inside. */
+static uint64_t distance(const qe_range *range, const char *at) {
+    const uintptr_t begin = (uintptr_t)range->at, end = begin + range->bytes, here = (uintptr_t)at;
+    return here < begin ? begin - here : here >= end ? here - end + 1 : 0;
+}
+
+/* The range of any op in the same region that holds the byte or is nearest to it; the smallest of those. */
+static const qe_range *owner_of(const qe_device *device, const check_region *region, const char *at) {
     const qe_range *best = NULL;
+    uint64_t begin, end;
     for (uint32_t d = 0; d < device->declaration_count; ++d)
         for (uint32_t i = 0; i < device->declarations[d].count; ++i) {
             const qe_range *range = &device->declarations[d].ranges[i];
-            const uintptr_t begin = (uintptr_t)range->at;
-            if ((uintptr_t)at < begin || (uintptr_t)at >= begin + range->bytes) continue;
-            if (!best || range->bytes < best->bytes) best = range;
+            if (!meets(region, range, &begin, &end)) continue;
+            const uint64_t old = best ? distance(best, at) : UINT64_MAX, now = distance(range, at);
+            if (now < old || (now == old && range->bytes < best->bytes)) best = range;
         }
     return best;
 }
 
-static void name_range(const qe_range *range, unsigned long long byte, const char *where, char *text_out,
-                       size_t bytes) {
-    snprintf(text_out, bytes, "byte %llu %s %s%s%s%s", byte, where, range->object, range->part ? " (" : "",
-             range->part ? range->part : "", range->part ? ")" : "");
-}
-
-/* A guard is named after what it guards. */
 void qe_check_name(const qe_device *device, const check_region *region, uint64_t byte, char *text_out, size_t bytes) {
-    const uint64_t inside = region->bytes - 2 * region->guard_bytes;
-    const int in_front = byte < region->guard_bytes, behind = byte >= region->guard_bytes + inside;
-    const uint64_t nearest = in_front ? region->guard_bytes : behind ? region->guard_bytes + inside - 1 : byte;
-    const qe_range *range = owner_of(device, region->base + nearest);
-    const char *where = in_front ? "before" : behind ? "behind the end of" : "of";
-    const unsigned long long away = in_front ? region->guard_bytes - byte
-                                    : behind ? byte - region->guard_bytes - inside
-                                             : byte - region->guard_bytes;
-    if (range)
-        name_range(range, in_front || behind ? away : (unsigned long long)(region->base + byte - (char *)range->at),
-                   where, text_out, bytes);
-    else
-        snprintf(text_out, bytes, "byte %llu %s an allocation of %llu bytes that no op declares", away, where,
-                 (unsigned long long)inside);
+    const char *at = region->base + byte;
+    const qe_range *range = owner_of(device, region, at);
+    if (!range) {
+        snprintf(text_out, bytes, "byte %lld of an allocation of %llu bytes that no op declares",
+                 (long long)byte - (long long)region->guard_bytes,
+                 (unsigned long long)(region->bytes - 2 * region->guard_bytes));
+        return;
+    }
+    const char *begin = range->at;
+    const int in_front = (uintptr_t)at < (uintptr_t)begin, behind = !in_front && distance(range, at) > 0;
+    const uint64_t away = in_front ? distance(range, at) : behind ? distance(range, at) - 1 : (uint64_t)(at - begin);
+    snprintf(text_out, bytes, "byte %llu %s %s%s%s%s", (unsigned long long)away,
+             in_front ? "before"
+             : behind ? "behind the end of"
+                      : "of",
+             range->object, range->part ? " (" : "", range->part ? range->part : "", range->part ? ")" : "");
 }
