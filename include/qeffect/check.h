@@ -1,5 +1,5 @@
-/* check.h - a backend that wraps another one and fails every op that touches bytes it did not declare (docs/backends.md).
- * For debugging and tests: an op runs at least twice, and all memory of the device is copied around it. */
+/* check.h - a backend that wraps another one and fails every op that touches bytes it did not declare:
+ * docs/backends.md. For debugging and tests: an op runs at least twice, with all memory of the device copied. */
 #ifndef QEFFECT_CHECK_H
 #define QEFFECT_CHECK_H
 
@@ -19,7 +19,7 @@ const qe_backend *qe_check_backend(void);
 
 /* Opens a device of `inner` behind `device`; *inner_out (may be NULL) is for calls of that backend's own.
  * Requires:   `device` was opened by qe_check_backend and wraps nothing; `inner` outlives it.
- * On failure: what inner->open said. The device still wraps nothing, and all its calls fail with that status.
+ * On failure: what inner->open said. The device still wraps nothing, and all its calls fail with that error.
  * Owns:       closing `device` closes the inner one. Thread: before the first use. Capture: forbidden. */
 qe_status qe_check_wrap(qe_device *device, const qe_backend *inner, qe_device **inner_out, qe_error *error_out);
 

@@ -306,7 +306,9 @@ static int run_bench(qe_cli *cli) {
     if (qe_cli_number(cli, "steps", 1, QE_BENCH_STEPS_MAX, 5, &b.steps) != 0 ||
         qe_cli_number(cli, "pairs", 1, QE_BENCH_PAIRS_MAX, 7, &b.pairs) != 0)
         return QE_EXIT_USAGE;
-    int status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, &b.settings);
+    int check, status = qe_session_device(cli, 0, &check);
+    if (status != QE_EXIT_OK) return status;
+    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, &b.settings);
     if (status != QE_EXIT_OK) return status;
     if (getloadavg(&b.load, 1) != 1) b.load = -1;
     if (b.load > 0.5) fprintf(stderr, "the machine is busy (load %.2f): ratios hold better than times do\n", b.load);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "qeffect/check.h"
 #include "qeffect/host.h"
 #include "qeffect/local.h"
 
@@ -198,8 +199,12 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
 
 static void device_opened(qe_device *device, const void *context) {
     qe_session *session = (qe_session *)(uintptr_t)context;
-    qe_host_set_comm(device, qe_local_comm());
-    snprintf(session->backend, sizeof session->backend, "%s", qe_host_backend()->identity(device));
+    qe_device *host = device;
+    /* Where it cannot be wrapped, the first allocation fails and says why. */
+    if (session->check && qe_check_wrap(device, qe_host_backend(), &host, NULL) != QE_OK) return;
+    qe_host_set_comm(host, qe_local_comm());
+    snprintf(session->backend, sizeof session->backend, "%s%s", session->check ? "check on " : "",
+             qe_host_backend()->identity(host));
 }
 
 static qe_capture capture_of(const qe_settings_train *train) {
@@ -212,7 +217,7 @@ static qe_capture capture_of(const qe_settings_train *train) {
 static qe_status make_team(qe_session *session, qe_error *error_out) {
     QE_TRY(qe_local_world_create(session->schedule.ranks, &session->world, error_out));
     qe_team_options options = {
-        .backend = qe_host_backend(),
+        .backend = session->check ? qe_check_backend() : qe_host_backend(),
         .comm = qe_local_comm(),
         .world = session->world,
         .contracts = (qe_contracts)session->settings.contracts.mode,
@@ -239,6 +244,7 @@ qe_status qe_session_open(qe_session *session, const qe_settings *settings, cons
                           qe_error *error_out) {
     memset(session, 0, sizeof *session);
     session->settings = *settings;
+    session->check = options->check;
     if (options->data) QE_TRY(open_data(session, error_out));
     QE_TRY(create_model(session, error_out));
     QE_TRY(make_plans(session, options, error_out));

@@ -18,7 +18,8 @@ typedef struct qe_session {
     qe_plan *train, *evaluate;
     qe_world *world;
     qe_team *team;
-    char backend[128]; /* identity of the device */
+    char backend[160]; /* identity of the device */
+    int check; /* devices are wrapped */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */
     double *losses; /* [microbatches] of one evaluation */
@@ -30,6 +31,7 @@ typedef struct qe_session {
 typedef struct qe_session_options {
     int training; /* 0: only the evaluation plan */
     int data; /* opens data.path */
+    int check; /* the host's devices are looked at by the check backend */
     qe_rule break_schedule; /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
 } qe_session_options;
 
@@ -65,6 +67,9 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
 
 /* Writes a history where contracts.trace says; returns 0 when there is one on disk. */
 int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out);
+
+/* --device: host, or check where the command can. Returns an exit status. */
+int qe_session_device(qe_cli *cli, int can_check, int *check_out);
 
 /* Settings from CONFIG.yaml, --set, and the options that are short for a setting. Returns an exit status. */
 int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out);

@@ -47,6 +47,16 @@ class Output(Case):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(seen, "\r\x1b\\[Kstep 1/3  loss .* left\r\x1b\\[Kstep 3/3  loss .* left\r\n")
 
+    def test_the_check_device_trains_with_the_bits_of_the_host_and_says_that_it_looked(self):
+        self.write_tiny()
+        run = ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "train.steps=1")
+        host, check = self.document(*run), self.document(*run, "--device", "check")
+        self.assertEqual(check["state_hash"], host["state_hash"])
+        self.assertEqual(check["backend"], "check on " + host["backend"])
+        refused = self.run_program("train", "tiny.yaml", "--device", "chekc")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("host and check", refused.stderr)
+
     def test_json_is_one_document_with_units_in_its_keys(self):
         self.write_tiny()
         told = self.document("train", "tiny.yaml", "--set", "checkpoint.path=model")

@@ -13,15 +13,20 @@ static qe_status check_open(qe_device **device_out, qe_error *error_out) {
     if (!device) return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
     pthread_mutex_init(&device->lock, NULL);
     pthread_cond_init(&device->changed, NULL);
-    device->refusal = QE_ERROR_ARGUMENT;
+    qe_error_set(&device->refusal, QE_ERROR_ARGUMENT, "see qe_check_wrap", "the check device wraps no other device");
     *device_out = device;
     return QE_OK;
 }
 
 qe_status qe_check_wrap(qe_device *device, const qe_backend *inner, qe_device **inner_out, qe_error *error_out) {
     QE_ASSERT(device->inner == NULL);
-    device->refusal = inner->open(&device->inner, error_out);
-    if (device->refusal != QE_OK) return device->refusal;
+    qe_error refusal = {.status = QE_OK};
+    const qe_status status = inner->open(&device->inner, &refusal);
+    if (status != QE_OK) {
+        device->refusal = refusal;
+        if (error_out) *error_out = refusal;
+        return status;
+    }
     device->inner_backend = inner;
     if (inner_out) *inner_out = device->inner;
     return QE_OK;
@@ -51,9 +56,10 @@ static const char *check_identity(const qe_device *device) {
     return device->inner ? device->inner_backend->identity(device->inner) : "check";
 }
 
-static qe_status wrapped(const qe_device *device, qe_error *error_out) {
+qe_status qe_check_wrapped(const qe_device *device, qe_error *error_out) {
     if (device->inner) return QE_OK;
-    return qe_error_set(error_out, device->refusal, "see qe_check_wrap", "the check device wraps no other device");
+    if (error_out) *error_out = device->refusal;
+    return device->refusal.status;
 }
 
 /* Guards lie around what was asked for, so that a step too far is seen in the last slot of a pool too. */
@@ -74,7 +80,7 @@ static qe_status alloc_guarded(qe_device *device, size_t bytes, void **address_o
 }
 
 static qe_status check_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
-    QE_TRY(wrapped(device, error_out));
+    QE_TRY(qe_check_wrapped(device, error_out));
     pthread_mutex_lock(&device->lock);
     const qe_status status = alloc_guarded(device, bytes, address_out, error_out);
     pthread_mutex_unlock(&device->lock);
@@ -91,7 +97,7 @@ static void check_release(qe_device *device, void *address) {
 }
 
 static qe_status check_write(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out) {
-    QE_TRY(wrapped(device, error_out));
+    QE_TRY(qe_check_wrapped(device, error_out));
     pthread_mutex_lock(&device->lock);
     const qe_status status = device->inner_backend->memory->write(device->inner, to, from_host, bytes, error_out);
     pthread_mutex_unlock(&device->lock);
@@ -99,7 +105,7 @@ static qe_status check_write(qe_device *device, void *to, const void *from_host,
 }
 
 static qe_status check_read(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out) {
-    QE_TRY(wrapped(device, error_out));
+    QE_TRY(qe_check_wrapped(device, error_out));
     pthread_mutex_lock(&device->lock);
     const qe_status status = device->inner_backend->memory->read(device->inner, to_host, from, bytes, error_out);
     pthread_mutex_unlock(&device->lock);
@@ -108,8 +114,9 @@ static qe_status check_read(qe_device *device, void *to_host, const void *from, 
 
 /* Through a stream of its own would be the same and cost a thread: the calling thread judges it. */
 static qe_status check_run_now(qe_device *device, const qe_op *op, qe_error *error_out) {
-    QE_TRY(wrapped(device, error_out));
-    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV) return device->inner_backend->run(device->inner, op, error_out);
+    QE_TRY(qe_check_wrapped(device, error_out));
+    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV)
+        return device->inner_backend->run(device->inner, op, error_out);
     pthread_mutex_lock(&device->lock);
     const qe_status status = qe_check_op(device, op, error_out);
     pthread_mutex_unlock(&device->lock);
@@ -118,7 +125,7 @@ static qe_status check_run_now(qe_device *device, const qe_op *op, qe_error *err
 
 static qe_status check_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
                                qe_error *error_out) {
-    QE_TRY(wrapped(device, error_out));
+    QE_TRY(qe_check_wrapped(device, error_out));
     pthread_mutex_lock(&device->lock);
     const qe_status status = qe_check_declare(device, op, ranges, count, error_out);
     pthread_mutex_unlock(&device->lock);

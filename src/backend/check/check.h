@@ -90,7 +90,7 @@ struct qe_graph {
 struct qe_device {
     const qe_backend *inner_backend;
     qe_device *inner; /* NULL: wraps nothing */
-    qe_status refusal; /* why it does not */
+    qe_error refusal; /* why it does not */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* anything that somebody waits for */
     check_region **regions; /* by address */
@@ -142,6 +142,8 @@ qe_status qe_check_judge(const check_run *run, const check_declaration *declared
 /* stream.c */
 /* Waits only while the queue is full. */
 void qe_check_put(qe_stream *stream, check_item item);
+/* QE_OK, or why the device wraps nothing. */
+qe_status qe_check_wrapped(const qe_device *device, qe_error *error_out);
 /* Judges an op that is no transfer, once no unchecked graph runs. */
 qe_status qe_check_op(qe_device *device, const qe_op *op, qe_error *error_out);
 /* The first failure since the last sync is kept. */

@@ -7,7 +7,7 @@
 #include "base/assert.h"
 
 static qe_status no_memory(qe_error *error_out, const char *what) {
-    return qe_error_set(error_out, QE_ERROR_MEMORY, "use a smaller model: the check backend holds its memory four times",
+    return qe_error_set(error_out, QE_ERROR_MEMORY, "use a smaller model: check holds memory four times",
                         "no memory for %s", what);
 }
 

@@ -106,8 +106,7 @@ static void stream_attach(qe_stream *stream) {
 
 static qe_status check_stream_create(qe_device *device, const char *name, qe_stream **stream_out,
                                      qe_error *error_out) {
-    if (!device->inner)
-        return qe_error_set(error_out, device->refusal, "see qe_check_wrap", "the check device wraps no other");
+    QE_TRY(qe_check_wrapped(device, error_out));
     qe_stream *stream = stream_allocate(device);
     if (!stream) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
     const qe_stream_ops *ops = device->inner_backend->stream;

@@ -260,7 +260,9 @@ static void a_device_that_wraps_nothing_refuses_all_calls(void **state) {
     must(check->open(&device, &error), &error, "open");
     assert_int_equal(qe_check_wrap(device, &inner, NULL, &error), QE_ERROR_UNSUPPORTED);
     assert_string_equal(error.message, "there is none");
+    memset(&error, 0, sizeof error);
     assert_int_equal(check->memory->alloc(device, 8, &address, &error), QE_ERROR_UNSUPPORTED);
+    assert_string_equal(error.message, "there is none");
     assert_int_equal(check->stream->create(device, "s", &stream, &error), QE_ERROR_UNSUPPORTED);
     check->close(device);
 }

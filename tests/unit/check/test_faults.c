@@ -96,7 +96,8 @@ static void a_write_behind_the_last_slot_of_a_pool_is_found_in_its_guard(void **
     qe_backend inner;
     open_faulty(&w, &devices, &inner, (world_options){.schedule = "gpipe", .ranks = 2, .microbatches = 1});
     plant_behind_output(FAULT_FLIP, QE_ALIGN_BYTES + 3);
-    const char *const words[] = {"linear (layer 2) wrote what it did not declare", "behind the end of out_f.s0.0", NULL};
+    const char *const words[] = {"linear (layer 2) wrote what it did not declare", "behind the end of out_f.s0.0",
+                                 NULL};
     is_found(&w, words);
     world_close(&w);
 }
@@ -109,7 +110,8 @@ static void a_write_of_what_was_there_already_is_found_on_poison(void **state) {
     qe_backend inner;
     open_faulty(&w, &devices, &inner, (world_options){.schedule = "gpipe", .ranks = 2, .microbatches = 1});
     plant_behind_output(FAULT_ZERO, QE_ALIGN_BYTES + 3);
-    const char *const words[] = {"linear (layer 2) wrote what it did not declare", "behind the end of out_f.s0.0", NULL};
+    const char *const words[] = {"linear (layer 2) wrote what it did not declare", "behind the end of out_f.s0.0",
+                                 NULL};
     is_found(&w, words);
     world_close(&w);
 }
@@ -124,8 +126,8 @@ static void an_undeclared_read_is_found_with_what_it_reads_and_what_it_changes(v
     planted.kind = QE_OP_LINEAR;
     planted.layer = 2;
     const char *const words[] = {"linear (layer 2) read what it did not declare",
-                                 "byte 8 of model.layers.0.mlp.down_proj.cache (decoded)", "it changes byte", " of I.s0.",
-                                 NULL};
+                                 "byte 8 of model.layers.0.mlp.down_proj.cache (decoded)", "it changes byte",
+                                 " of I.s0.", NULL};
     is_found(&w, words);
     world_close(&w);
 }
