@@ -41,17 +41,23 @@ static qe_status put_back(qe_device *device, const check_span *span, copy_kind k
                                                 bytes_of(span), error_out);
 }
 
-/* Memory as it was before; bytes [begin, end) of spans that may not be read are poisoned if `chosen` is NULL or the
- * span. COPY_AGAIN is the image. */
-static qe_status poison(qe_device *device, const check_span *chosen, uint64_t begin, uint64_t end,
-                        qe_error *error_out) {
+/* Spans [first, last); of each the bytes [begin, end), or all where `end` is 0. */
+typedef struct poisoned {
+    uint32_t first, last;
+    uint64_t begin, end;
+} poisoned;
+
+/* Memory as it was before, but poison where it may not be read. COPY_AGAIN is the image. */
+static qe_status poison(qe_device *device, const poisoned *where, qe_error *error_out) {
     for (uint32_t i = 0; i < device->span_count; ++i) {
         const check_span *span = &device->spans[i];
         if (span->access & ACCESS_FOREIGN) continue;
         char *image = copy_at(span, COPY_AGAIN);
         memcpy(image, copy_at(span, COPY_BEFORE), bytes_of(span));
-        if (!chosen && !(span->access & ACCESS_READ)) memset(image, CHECK_POISON, bytes_of(span));
-        if (chosen == span) memset(image + begin, CHECK_POISON, end - begin);
+        if (i >= where->first && i < where->last && !(span->access & ACCESS_READ)) {
+            const uint64_t end = where->end > 0 ? where->end : bytes_of(span);
+            memset(image + where->begin, CHECK_POISON, end - where->begin);
+        }
         QE_TRY(put_back(device, span, COPY_AGAIN, error_out));
     }
     return QE_OK;
@@ -136,23 +142,38 @@ static const check_span *other_result(const qe_device *device, uint64_t *at_out)
     return NULL;
 }
 
-/* Runs on memory in which only [begin, end) of the span is poison: 1 when a declared result changes. */
-static int depends_on(const check_run *run, const check_span *chosen, uint64_t begin, uint64_t end) {
+/* Does a declared result change when only this is poison? */
+static int depends_on(const check_run *run, poisoned where) {
     uint64_t at;
     qe_error ignored;
-    if (poison(run->device, chosen, begin, end, &ignored) != QE_OK) return 0;
+    if (poison(run->device, &where, &ignored) != QE_OK) return 0;
     if (run->run(run, &ignored) != QE_OK || keep_copy(run->device, COPY_AGAIN, &ignored) != QE_OK) return 0;
     return other_result(run->device, &at) != NULL;
 }
 
-/* The first byte that matters, by halves: about as many runs as the span's length has bits. */
-static uint64_t narrow(const check_run *run, const check_span *span) {
-    uint64_t begin = 0, end = bytes_of(span);
+/* The span that was read, by halves; span_count where no half alone changes anything. */
+static uint32_t find_span(const check_run *run) {
+    uint32_t first = 0, last = run->device->span_count;
+    while (last - first > 1) {
+        const uint32_t middle = first + (last - first) / 2;
+        if (depends_on(run, (poisoned){first, middle, 0, 0}))
+            last = middle;
+        else if (depends_on(run, (poisoned){middle, last, 0, 0}))
+            first = middle;
+        else
+            return run->device->span_count;
+    }
+    return first;
+}
+
+/* The first byte of the span that matters, by halves. */
+static uint64_t find_byte(const check_run *run, uint32_t span) {
+    uint64_t begin = 0, end = bytes_of(&run->device->spans[span]);
     while (end - begin > 1) {
         const uint64_t middle = begin + (end - begin) / 2;
-        if (depends_on(run, span, begin, middle))
+        if (depends_on(run, (poisoned){span, span + 1, begin, middle}))
             end = middle;
-        else if (depends_on(run, span, middle, end))
+        else if (depends_on(run, (poisoned){span, span + 1, middle, end}))
             begin = middle;
         else
             break;
@@ -160,22 +181,19 @@ static uint64_t narrow(const check_run *run, const check_span *span) {
     return begin;
 }
 
-/* Which bytes were read: spans are poisoned one by one until the result changes again. */
 static qe_status read_from(const check_run *run, const check_span *result, uint64_t at, qe_error *error_out) {
     char who[NAME_BYTES], what[NAME_BYTES], where[NAME_BYTES];
     name_run(run, who);
     name_byte(run->device, result, at, what);
-    for (uint32_t i = 0; i < run->device->span_count; ++i) {
-        const check_span *span = &run->device->spans[i];
-        if ((span->access & (ACCESS_READ | ACCESS_FOREIGN)) || !depends_on(run, span, 0, bytes_of(span))) continue;
-        name_byte(run->device, span, narrow(run, span), where);
+    const uint32_t span = find_span(run);
+    if (span == run->device->span_count)
         return qe_error_set(error_out, QE_ERROR_DEVICE, remedy,
-                            "%s read what it did not declare to read: %s; it changes %s", who, where, what);
-    }
+                            "%s read what it did not declare to read, in more than one place, or gives another result "
+                            "every time: %s changes",
+                            who, what);
+    name_byte(run->device, &run->device->spans[span], find_byte(run, span), where);
     return qe_error_set(error_out, QE_ERROR_DEVICE, remedy,
-                        "%s read what it did not declare to read, in more than one place, or gives another result "
-                        "every time: %s changes",
-                        who, what);
+                        "%s read what it did not declare to read: %s; it changes %s", who, where, what);
 }
 
 /* All bytes are the first one where each equals its neighbour: memcmp is many times a loop. */
@@ -203,7 +221,8 @@ static qe_status judge_silent_writes(const check_run *run, qe_error *error_out) 
 }
 
 static qe_status judge_poisoned(const check_run *run, qe_error *error_out) {
-    QE_TRY(poison(run->device, NULL, 0, 0, error_out));
+    const poisoned everywhere = {.first = 0, .last = run->device->span_count};
+    QE_TRY(poison(run->device, &everywhere, error_out));
     QE_TRY(run->run(run, error_out));
     QE_TRY(keep_copy(run->device, COPY_AGAIN, error_out));
     QE_TRY(judge_silent_writes(run, error_out));
