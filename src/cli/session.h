@@ -18,7 +18,7 @@ typedef struct qe_session {
     qe_plan *train, *evaluate;
     qe_world *world;
     qe_team *team;
-    char backend[160]; /* identity of the device */
+    char backend[128]; /* identity of the device */
     int check; /* devices are wrapped */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */
