@@ -11,6 +11,12 @@
 extern "C" {
 #endif
 
+/* Arguments have no unnamed holes (`reserved` is 0): graphs are sealed by comparing whole ops, byte by byte. */
+#ifdef __GNUC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
+
 /* How the elements of a quantized matrix share inverse scales. */
 typedef enum qe_blocking {
     QE_BLOCKING_TENSOR, /* one for the matrix (1.0 for bf16 and fp32) */
@@ -26,6 +32,7 @@ typedef struct qe_qtensor {
     uint32_t rows, columns;
     uint8_t format;    /* qe_format */
     uint8_t blocking;  /* qe_blocking */
+    uint8_t reserved[6];
 } qe_qtensor;
 
 /* How a tensor is quantized. `decoded` receives the values that the forward or input-gradient product uses (row
@@ -34,6 +41,7 @@ typedef struct qe_qtensor {
 typedef struct qe_quantize_target {
     uint8_t recipe;      /* qe_recipe_kind */
     uint8_t format;      /* qe_format of the codes */
+    uint8_t reserved[6];
     const float *scale;  /* delayed: the current scale; else NULL */
     float *amax;         /* delayed: raised to the largest |x|; NULL: not recorded (evaluation, other recipes) */
     float *decoded;      /* [rows, columns] fp32; may be NULL */
@@ -82,6 +90,7 @@ typedef struct qe_args_embed_backward {
     float *grad;           /* [vocab, hidden] */
     uint32_t tokens_count, hidden, vocab;
     uint8_t set;           /* 1: grad is zeroed first; 0: adds */
+    uint8_t reserved[3];
 } qe_args_embed_backward;
 
 typedef struct qe_args_norm { /* QE_OP_NORM and QE_OP_NORM_QUANTIZE */
@@ -92,6 +101,7 @@ typedef struct qe_args_norm { /* QE_OP_NORM and QE_OP_NORM_QUANTIZE */
     qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden; `decoded` is set */
     float epsilon;
     uint32_t rows, hidden;
+    uint8_t reserved[4];
 } qe_args_norm;
 
 typedef struct qe_args_norm_backward {
@@ -104,6 +114,7 @@ typedef struct qe_args_norm_backward {
     float *gain_grad;      /* [hidden]: sum over rows in order, then set or added; NULL: skipped */
     uint32_t rows, hidden;
     uint8_t set;
+    uint8_t reserved[7];
 } qe_args_norm_backward;
 
 typedef struct qe_args_quantize { /* QE_OP_QUANTIZE */
@@ -127,6 +138,7 @@ typedef struct qe_args_linear {
     const float *residual; /* [rows, out], added (beta = 1 onto a copy in y); NULL: none */
     float *y;              /* [rows, out] */
     uint32_t rows, in, out;
+    uint8_t reserved[4];
 } qe_args_linear;
 
 typedef struct qe_args_linear_input_grad {
@@ -134,6 +146,7 @@ typedef struct qe_args_linear_input_grad {
     const float *w;  /* [out, in] decoded */
     float *dx;       /* [rows, in] */
     uint32_t rows, in, out;
+    uint8_t reserved[4];
 } qe_args_linear_input_grad;
 
 typedef struct qe_args_linear_weight_grad {
@@ -144,6 +157,7 @@ typedef struct qe_args_linear_weight_grad {
     float *grad;       /* [out, in] fp32 main gradient */
     uint32_t rows, in, out;
     uint8_t set;       /* 1: beta = 0; 0: beta = 1 */
+    uint8_t reserved[3];
 } qe_args_linear_weight_grad;
 
 typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
@@ -151,6 +165,7 @@ typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
     const float *cosine; /* [sequence, head_dim / 2] */
     const float *sine;   /* [sequence, head_dim / 2] */
     uint32_t rows, sequence, heads, kv_heads, head_dim; /* position of row t is t mod sequence; half-split form */
+    uint8_t reserved[4];
     qe_quantize_target target; /* backward: rows T, columns (heads + 2 kv_heads) * head_dim */
 } qe_args_rope;
 
@@ -169,6 +184,7 @@ typedef struct qe_args_attention {
     float *lse;       /* [sequences, heads, sequence] log-sum-exp of the scaled scores, retained */
     float *scratch;   /* [qe_attention_scratch_floats(sequence, head_dim)] */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
+    uint8_t reserved[4];
 } qe_args_attention;
 
 typedef struct qe_args_attention_backward {
@@ -178,6 +194,7 @@ typedef struct qe_args_attention_backward {
     float *dqkv;       /* [T, (heads + 2 kv_heads) * head_dim] */
     float *scratch;    /* as forward */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
+    uint8_t reserved[4];
 } qe_args_attention_backward;
 
 typedef struct qe_args_swiglu {
@@ -202,6 +219,7 @@ typedef struct qe_args_cross_entropy {
     float gradient_scale;   /* 1 / tokens of the step */
     uint32_t rows, vocab;
     uint8_t backward;
+    uint8_t reserved[3];
 } qe_args_cross_entropy;
 
 typedef struct qe_args_copy {
@@ -226,6 +244,7 @@ enum { QE_STAMP_MAX = 4 }; /* a forward acquires three slots */
 typedef struct qe_args_stamp {
     uint64_t *words[QE_STAMP_MAX];
     uint32_t count;
+    uint8_t reserved[4];
 } qe_args_stamp;
 
 typedef struct qe_args_guard {
@@ -249,6 +268,7 @@ typedef struct qe_args_adamw {
     uint64_t count;
     const qe_adamw *step; /* read when the op runs */
     uint8_t decay;        /* weight decay applies (matrices), or not (gains) */
+    uint8_t reserved[7];
     uint64_t *witness;    /* version of the weight, +1; NULL: not kept */
     const qe_guard_fault *fault; /* a guard that fired turns the commit into nothing; NULL: not asked */
 } qe_args_adamw;
@@ -256,6 +276,7 @@ typedef struct qe_args_adamw {
 typedef struct qe_args_fold {
     qe_scale_state *const *states; /* [count] */
     uint32_t count;
+    uint8_t reserved[4];
     const qe_recipe *recipe;
     const qe_guard_fault *fault; /* as for adamw */
 } qe_args_fold;
@@ -266,7 +287,10 @@ typedef struct qe_args_transfer { /* QE_OP_SEND, QE_OP_RECV */
     uint64_t bytes;
 } qe_args_transfer;
 
+enum { QE_OP_RAW_WORDS = 14 }; /* the largest arguments fit: op_layout.c asserts it */
+
 typedef union qe_op_args {
+    uint64_t raw[QE_OP_RAW_WORDS]; /* first, so that an op made with designated initializers is 0 throughout */
     qe_args_embed embed;
     qe_args_embed_backward embed_backward;
     qe_args_norm norm;
@@ -297,8 +321,12 @@ typedef struct qe_op {
     uint16_t layer;         /* model layer it belongs to; capture unit "layer" cuts where it changes */
     uint8_t per_microbatch; /* its arguments name the microbatch and not only its slots: it stays outside a graph that
                                serves every microbatch of a slot */
+    uint8_t reserved[1];
     qe_op_args args;
 } qe_op;
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
 
 /* Is the 8-byte word at `offset_bytes` of this kind's arguments an address (else it is a shape or a constant)? */
 int qe_op_is_address(qe_op_kind kind, uint32_t offset_bytes);

@@ -66,6 +66,8 @@ const char *qe_safetensors_metadata(const qe_safetensors *file, const char *key)
 /* Creates a directory and its parents; one that exists is fine.
  * On failure: QE_ERROR_IO naming the component that could not be made. */
 qe_status qe_store_make_directory(const char *path, qe_error *error_out);
+/* Could it be made, and written into? Asked before long work that will end there; makes nothing. */
+qe_status qe_store_try_directory(const char *path, qe_error *error_out);
 /* Puts `size_bytes` bytes into a file, all or none. */
 qe_status qe_store_write_text_atomic(const char *path, const void *bytes, size_t size_bytes, qe_error *error_out);
 

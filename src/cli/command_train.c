@@ -32,8 +32,10 @@ static void on_interrupt(int signal_number) {
 static void catch_interrupt(void) {
     struct sigaction action = {.sa_handler = on_interrupt,
                                .sa_flags = (int)SA_RESETHAND}; /* a second Ctrl-C ends at once */
+    struct sigaction before;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
+    /* A shell starts what runs in the background with Ctrl-C ignored; it stays so. */
+    if (sigaction(SIGINT, NULL, &before) != 0 || before.sa_handler != SIG_IGN) sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
 
@@ -116,8 +118,9 @@ static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe
     t->certified += result->certified;
     t->judged += result->judged;
     t->last_loss = result->loss;
-    json_array_append_new(t->curve, json_pack("{s:I, s:f, s:f}", "step", (json_int_t)step, "loss", result->loss,
-                                              "gradient_norm", result->gradient_norm));
+    if (t->cli->json)
+        json_array_append_new(t->curve, json_pack("{s:I, s:f, s:f}", "step", (json_int_t)step, "loss", result->loss,
+                                                  "gradient_norm", result->gradient_norm));
     return QE_OK;
 }
 
@@ -228,7 +231,9 @@ static qe_status dump_batches(training *t, uint64_t steps, const char *path, qe_
 
 static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
     const char *initial = qe_cli_value(t->cli, "dump-initial"), *batches = qe_cli_value(t->cli, "dump-batches");
+    const char *kept = t->session.settings.checkpoint.path;
     QE_TRY(qe_session_initialize(&t->session, error));
+    if (kept[0] != 0) QE_TRY(qe_store_try_directory(kept, error)); /* not only when all is trained */
     if (initial != NULL) QE_TRY(qe_session_save_file(&t->session, initial, error));
     return batches == NULL ? QE_OK : dump_batches(t, dump_steps, batches, error);
 }

@@ -5,6 +5,8 @@
 #include "base/assert.h"
 #include "qeffect/op.h"
 
+QE_STATIC_ASSERT(sizeof(qe_op_args) == QE_OP_RAW_WORDS * sizeof(uint64_t), "raw covers all arguments and no more");
+
 enum { ADDRESSES_MAX = 10 };
 
 #define AT(args, field) (uint16_t)(offsetof(args, field) + 1) /* + 1: 0 ends a list */

@@ -102,13 +102,13 @@ int qe_saved_with_input(uint32_t stage, uint32_t first, uint32_t decoder) {
     return decoder != first || stage == 0; /* the embedding writes into its successor's input */
 }
 
+/* All decoders of a stage are alike but for the first, whose input may lie elsewhere. */
 uint64_t qe_saved_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
-    uint64_t end = 0;
-    for (uint32_t d = first; d < decoder; d++)
-        end = qe_saved_layout_of(model, end, qe_saved_with_input(stage, first, d)).end;
-    return end;
+    if (decoder == first) return 0;
+    uint64_t head = qe_saved_layout_of(model, 0, qe_saved_with_input(stage, first, first)).end;
+    return head + (decoder - first - 1ull) * qe_saved_layout_of(model, 0, 1).end;
 }
 
 qe_format qe_model_format(const qe_model *model, int gradient) {
@@ -131,11 +131,10 @@ uint64_t qe_retained_begin(const qe_model *model, uint32_t stage, uint32_t stage
                            qe_slot_kind kind) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
-    uint64_t end = 0;
-    for (uint32_t d = first; d < decoder; d++)
-        for (int l = 0; l < QE_LINEARS; l++) end = retained_end(model, end, l, kind);
-    for (int l = 0; l < linear; l++) end = retained_end(model, end, l, kind);
-    return end;
+    uint64_t whole = 0, part = 0;
+    for (int l = 0; l < QE_LINEARS; l++) whole = retained_end(model, whole, l, kind);
+    for (int l = 0; l < linear; l++) part = retained_end(model, part, l, kind);
+    return (decoder - first) * whole + part; /* every decoder is alike, and its end is aligned */
 }
 
 uint64_t qe_head_input(const qe_model *model, uint32_t stages) {

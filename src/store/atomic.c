@@ -167,3 +167,31 @@ qe_status qe_store_make_directory(const char *path, qe_error *error_out) {
     free(partial);
     return status;
 }
+
+/* Cuts the last component off; "" becomes ".". */
+static void to_parent(char *path) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    while (length > 0 && path[length - 1] != '/') length--;
+    while (length > 1 && path[length - 1] == '/') length--;
+    path[length] = '\0';
+    if (length == 0) snprintf(path, 2, ".");
+}
+
+qe_status qe_store_try_directory(const char *path, qe_error *error_out) {
+    char *nearest = malloc(strlen(path) + 2);
+    struct stat kind;
+    if (nearest == NULL) return qe_store_refuse_errno(error_out, path, "make", ENOMEM);
+    snprintf(nearest, strlen(path) + 1, "%s", path);
+    while (stat(nearest, &kind) != 0 && errno == ENOENT && strcmp(nearest, ".") != 0 && strcmp(nearest, "/") != 0)
+        to_parent(nearest);
+    qe_status status = QE_OK;
+    if (stat(nearest, &kind) != 0 || !S_ISDIR(kind.st_mode))
+        status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name another directory, or move what is there.",
+                                 "cannot make the directory: a file of that name is in the way");
+    else if (access(nearest, W_OK | X_OK) != 0)
+        status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name a directory that you may write to.",
+                                 "cannot write into the directory: %s", strerror(errno));
+    free(nearest);
+    return status;
+}

@@ -99,7 +99,8 @@ static void check_rope(uint8_t recipe, uint8_t format) {
     float *sine = random_floats(SEQUENCE * DIM / 2, 1.0f, 3);
     quantized q;
     quantized_init(&q, recipe, format, ROWS, COLUMNS, 0);
-    qe_op op = {.kind = QE_OP_ROPE, .args.rope = {qkv, cosine, sine, ROWS, SEQUENCE, HEADS, KV, DIM, q.target}};
+    qe_op op = {.kind = QE_OP_ROPE,
+                .args.rope = {qkv, cosine, sine, ROWS, SEQUENCE, HEADS, KV, DIM, .target = q.target}};
     outputs out = {.count = 0};
     outputs_add(&out, qkv, ROWS * COLUMNS * sizeof(float));
     check_levels(&op, &out);
