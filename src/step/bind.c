@@ -192,7 +192,21 @@ static qe_status bind_unit(qe_rank *rank, qe_binding *binding, const qe_unit *un
     }
 }
 
-/* Objects of this plan with the addresses of the rank; under placement copy gradients are accumulated in scratch. */
+/* A weight's addresses are the rank's, its objects this plan's. Scratch of this binding stays. */
+static void take_place(const qe_rank *rank, qe_binding *binding, uint32_t weight) {
+    qe_weight_place *place = &binding->places[weight];
+    const qe_weight_place *planned = &binding->rank_plan->places[weight];
+    int in_scratch = binding->grad_scratch != NULL && qe_rank_owns(rank, weight);
+    float *grad = in_scratch ? place->grad : rank->places[weight].grad;
+    *place = rank->places[weight];
+    place->grad = grad;
+    place->weight_object = planned->weight_object;
+    place->grad_object = planned->grad_object;
+    place->cache_object = planned->cache_object;
+    memcpy(place->scale_object, planned->scale_object, sizeof place->scale_object);
+}
+
+/* Under placement copy gradients are accumulated in scratch. */
 static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     const qe_plan *plan = binding->plan;
     binding->places = malloc(plan->weight_count * sizeof *binding->places);
@@ -200,13 +214,7 @@ static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u weights", plan->weight_count);
     uint64_t scratch_bytes = 0;
     for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
-        qe_weight_place *place = &binding->places[weight];
-        *place = rank->places[weight];
-        const qe_weight_place *planned = &binding->rank_plan->places[weight];
-        place->weight_object = planned->weight_object;
-        place->grad_object = planned->grad_object;
-        place->cache_object = planned->cache_object;
-        memcpy(place->scale_object, planned->scale_object, sizeof place->scale_object);
+        take_place(rank, binding, weight);
         if (qe_rank_owns(rank, weight)) scratch_bytes += weight_values(plan, weight) * sizeof(float);
     }
     if (plan->options.placement != QE_GRADIENT_COPY || plan->options.forward_only) return QE_OK;
@@ -277,13 +285,9 @@ static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_
     return qe_binding_declare(rank, binding, error_out);
 }
 
-/* Gradients under placement copy stay in the scratch of this binding. */
 qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     if (binding->plan == NULL) return QE_OK;
-    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++) {
-        binding->places[weight].master = rank->places[weight].master;
-        binding->places[weight].witness = rank->places[weight].witness;
-    }
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++) take_place(rank, binding, weight);
     qe_guard_refresh(rank, binding);
     return bind_units(rank, binding, error_out);
 }

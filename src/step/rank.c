@@ -16,7 +16,9 @@ static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
 
 /* The amax of a step that is not committed is dropped with it. */
 static void drop_amaxes(qe_rank *rank) {
-    for (uint32_t i = 0; i < rank->team->plan->weight_count * QE_SCALE_ROLES; i++) rank->scales[i].amax = 0.0f;
+    for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
+        for (int role = 0; role < QE_SCALE_ROLES; role++)
+            if (rank->places[weight].scale[role] != NULL) rank->places[weight].scale[role]->amax = 0.0f;
 }
 
 static int contracts_on(const qe_rank *rank) {

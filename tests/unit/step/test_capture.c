@@ -133,6 +133,58 @@ static void a_moved_weight_is_refused_and_recaptured(void **state) {
     }
 }
 
+enum { MEMORIES = 4, MOVES = MEMORIES + QE_SCALE_ROLES };
+
+/* Moves one of the rank's memories of a weight; returns where it was. The key of a cache lies behind it. */
+static void *move_memory(world *w, uint32_t weight, int which) {
+    qe_rank *rank = &w->team->ranks[0];
+    qe_weight_place *place = &rank->places[weight];
+    const qe_weight_info *info = qe_model_table()->weight(w->model, weight);
+    uint64_t bytes = (uint64_t)info->rows * info->columns * sizeof(float);
+    float **const memories[MEMORIES] = {&rank->moment1[weight], &rank->moment2[weight], &place->grad,
+                                        &place->cache_decoded};
+    float *left = *memories[which], *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), &w->error);
+    assert_non_null(moved);
+    memcpy(moved, left, bytes);
+    *memories[which] = moved;
+    if (left == rank->train.places[weight].cache_decoded) place->cache_key = qe_rank_behind(moved, bytes);
+    return left;
+}
+
+static void *move_part(world *w, int part, qe_scale_state *scale_out) {
+    qe_rank *rank = &w->team->ranks[0];
+    uint32_t weight = rank->team->plan->weight_count / 2;
+    while (!qe_model_table()->weight(w->model, weight)->quantized) weight++;
+    if (part < MEMORIES) return move_memory(w, weight, part);
+    *scale_out = *rank->places[weight].scale[part - MEMORIES];
+    rank->places[weight].scale[part - MEMORIES] = scale_out;
+    return NULL;
+}
+
+static void whatever_of_a_weight_moves_is_refused_and_recaptured(void **state) {
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++)
+        for (int part = 0; part < MOVES; part++)
+            for (int copy = 0; copy < 2; copy++) {
+                world w;
+                qe_scale_state scale;
+                world_options options = {.schedule = "1f1b", .capture = units[unit], .copy = copy};
+                world_hash expected = hash_of(&options);
+                world_open(&w, &options);
+                world_hash before = hash_after(&w, 2);
+                qe_rank *rank = &w.team->ranks[0];
+                void *left = move_part(&w, part, &scale);
+                must(qe_binding_rebind(rank, &rank->train, &w.error), &w.error, "rebind");
+                assert_int_equal(try_step(&w), QE_CONTRACT);
+                assert_int_equal(w.result.violations.record[0].rule, QE_RULE_GRAPH_ADDRESS);
+                assert_string_equal(before.text, world_state(&w).text);
+                must(qe_team_recapture(w.team, &w.error), &w.error, "recapture");
+                assert_string_equal(expected.text, hash_after(&w, STEPS - 2).text);
+                if (left != NULL) qe_host_backend()->memory->release(rank->device, left);
+                world_close(&w);
+            }
+}
+
 static void without_contracts_a_moved_weight_trains_on_with_stale_bytes(void **state) {
     (void)state;
     world w;
@@ -262,6 +314,7 @@ int main(void) {
         cmocka_unit_test(captured_agrees_where_nothing_is_cached_and_gradients_are_copied),
         cmocka_unit_test(graphs_follow_slots_and_not_microbatches),
         cmocka_unit_test(a_moved_weight_is_refused_and_recaptured),
+        cmocka_unit_test(whatever_of_a_weight_moves_is_refused_and_recaptured),
         cmocka_unit_test(without_contracts_a_moved_weight_trains_on_with_stale_bytes),
         cmocka_unit_test(a_changed_constant_is_refused),
         cmocka_unit_test(a_changed_constant_of_the_optimizer_is_refused_before_any_weight_moves),
