@@ -58,7 +58,7 @@ static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, in
 
 /* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
 static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const float *residual,
-                                int residual_slot, float *y, qe_slot_kind y_slot) {
+                                qe_slot_kind residual_slot, float *y, qe_slot_kind y_slot) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     uint32_t weight = qe_weight_linear(model, decoder, linear);
@@ -75,8 +75,8 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
     qe_effects_cache_use(&effects, model, frame, weight);
-    if (residual_slot != QE_SLOT_KINDS && residual_slot != (int)y_slot)
-        qe_effects_borrow(&effects, frame, (qe_slot_kind)residual_slot, 0);
+    if (residual_slot != QE_SLOT_KINDS && residual_slot != y_slot)
+        qe_effects_borrow(&effects, frame, residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
     return qe_lowering_emit(lowering, &op, &effects);
 }
