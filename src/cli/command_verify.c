@@ -98,7 +98,7 @@ static json_t *row_json(const qe_verify_row *row) {
         captured ? "captured" : name, "schedule", row->schedule, "ranks", (json_int_t)row->ranks, "chunks",
         (json_int_t)row->chunks, "stages", (json_int_t)(row->ranks * row->chunks), "layers", (json_int_t)row->layers,
         "recipe", qe_recipe_name(row->recipe), "cache_weights", row->cache, "placement", row->copy ? "copy" : "direct",
-        "contracts", row->unchecked ? "off" : "trap", "process", row->fresh ? "fresh" : "here");
+        "contracts", qe_verify_contracts_name(row->contracts), "process", row->fresh ? "fresh" : "here");
     if (captured) json_object_set_new(fields, "capture", json_string(strchr(name, ' ') + 1));
     if (row->history > 0) json_object_set_new(fields, "history", json_integer(row->history));
     json_object_set_new(fields, "baseline_row", json_integer((json_int_t)row->baseline + 1));
@@ -106,8 +106,8 @@ static json_t *row_json(const qe_verify_row *row) {
 }
 
 static void tell_head(int hashes) {
-    printf("%3s %-15s %-11s %-3s %-3s %-9s %-5s %-6s %-4s %-5s", "row", "execution", "schedule", "pxv", "", "recipe",
-           "cache", "grads", "", "proc");
+    printf("%3s %-15s %-11s %-3s %-3s %-9s %-5s %-6s %-7s %-5s", "row", "execution", "schedule", "pxv", "", "recipe",
+           "cache", "grads", "rules", "proc");
     if (hashes) printf(" %-32s state_hash", "state_hash of its baseline");
     putchar('\n');
 }
@@ -354,7 +354,7 @@ static int run_verify(qe_cli *cli) {
     if (qe_cli_number(cli, "jobs", 1, QE_VERIFY_JOBS_MAX, processors(), &jobs) != 0) return QE_EXIT_USAGE;
     int status = make_settings(cli, &v.configured);
     if (status != QE_EXIT_OK) return status;
-    if (qe_verify_rows_make(&v.rows, full, v.configured.model.layers, &error) != QE_OK)
+    if (qe_verify_rows_make(&v.rows, full, &v.configured, &error) != QE_OK)
         return qe_cli_error(cli, &error);
     if (qe_cli_number(cli, "row", 1, v.rows.count, 0, &row) != 0) return QE_EXIT_USAGE;
     status = parse_plant(cli, &v);
@@ -369,6 +369,7 @@ static const qe_cli_option options[] = {
     {"keep", 0, NULL, "go on after a row that differs", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. model.hidden=64 (docs/config.md)", 1},
     {"device", 0, "NAME", "where to run: host", 0},
+    {"contracts", 0, "MODE", "of the rows that are checked: trap (default), observe or off", 0},
     {"list", 0, NULL, "only list the rows", 0},
     {"row", 0, "N", "run row N alone, in this process, and print what it computed", 0},
     {"plant", 0, "ROW[@STEP]", "change one bit of one parameter of that row (default: after step 5) and see it found",

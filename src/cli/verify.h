@@ -56,7 +56,8 @@ typedef struct qe_verify_row {
     uint32_t layers; /* of the model */
     qe_recipe_kind recipe;
     uint32_t history; /* 0: not delayed */
-    uint8_t cache, copy, unchecked; /* unchecked: contracts off */
+    uint8_t cache, copy;
+    qe_contracts_setting contracts;
     uint8_t fresh; /* in a process of its own */
     uint32_t baseline; /* index of the row it is compared with; its own: it is one */
 } qe_verify_row;
@@ -66,9 +67,11 @@ typedef struct qe_verify_rows {
     qe_verify_row row[QE_VERIFY_ROWS_MAX];
 } qe_verify_rows;
 
-/* All rows of `full` or of the short selection, for a model of about `layers` layers. */
-qe_status qe_verify_rows_make(qe_verify_rows *rows_out, int full, uint32_t layers, qe_error *error_out);
+/* All rows of `full` or of the short selection, for about the configured layers. Rows that are checked are checked by
+ * the configured contracts. */
+qe_status qe_verify_rows_make(qe_verify_rows *rows_out, int full, const qe_settings *configured, qe_error *error_out);
 const char *qe_verify_execution_name(qe_verify_execution execution);
+const char *qe_verify_contracts_name(qe_contracts_setting contracts);
 /* "captured step  interleaved  2x2 ..." in columns. */
 void qe_verify_row_words(const qe_verify_row *row, char *text, size_t capacity);
 /* The settings of a row over the configured ones. */

@@ -43,17 +43,17 @@ static uint32_t layers_of(uint32_t configured, int uneven) {
     return (configured + 3) / 4 * 4 + (uneven != 0);
 }
 
-static qe_verify_row row_of(const uint8_t *levels, uint32_t layers) {
+static qe_verify_row row_of(const uint8_t *levels, const qe_settings *configured) {
     qe_verify_row row = {
         .execution = (qe_verify_execution)levels[EXECUTION],
         .schedule = schedules[levels[SCHEDULE]],
         .chunks = levels[SCHEDULE] == INTERLEAVED ? 2 : 1,
-        .layers = layers_of(layers, levels[LAYERS] == UNEVEN),
+        .layers = layers_of(configured->model.layers, levels[LAYERS] == UNEVEN),
         .recipe = numerics[levels[NUMERIC]].recipe,
         .history = numerics[levels[NUMERIC]].history,
         .cache = levels[CACHE] == 0,
         .copy = levels[PLACEMENT] == 1,
-        .unchecked = levels[CONTRACTS] == 1,
+        .contracts = levels[CONTRACTS] == 1 ? QE_CONTRACTS_SETTING_OFF : configured->contracts.mode,
     };
     row.ranks = stages[levels[STAGES]] / row.chunks;
     return row;
@@ -72,19 +72,20 @@ static uint32_t append(qe_verify_rows *rows, const qe_verify_row *row, uint32_t 
     return index;
 }
 
-static qe_verify_row baseline_like(const qe_verify_row *row, uint32_t chunks) {
+static qe_verify_row baseline_like(const qe_verify_row *row, uint32_t chunks, const qe_settings *configured) {
     return (qe_verify_row){.execution = QE_VERIFY_BASELINE, .schedule = "sequential", .ranks = 1, .chunks = chunks,
-                           .layers = row->layers, .recipe = row->recipe, .history = row->history, .copy = 1};
+                           .layers = row->layers, .recipe = row->recipe, .history = row->history, .copy = 1,
+                           .contracts = configured->contracts.mode};
 }
 
 /* Appends a row behind its baseline. */
-static void append_compared(qe_verify_rows *rows, const qe_verify_row *row) {
+static void append_compared(qe_verify_rows *rows, const qe_verify_row *row, const qe_settings *configured) {
     uint32_t baseline = 0;
     while (baseline < rows->count &&
            (rows->row[baseline].baseline != baseline || !same_numerics(&rows->row[baseline], row)))
         baseline++;
     if (baseline == rows->count) {
-        qe_verify_row plain = baseline_like(row, 1);
+        qe_verify_row plain = baseline_like(row, 1, configured);
         append(rows, &plain, baseline);
     }
     append(rows, row, baseline);
@@ -92,18 +93,18 @@ static void append_compared(qe_verify_rows *rows, const qe_verify_row *row) {
 
 /* The default as baseline, eager and captured, in processes that share nothing with this one but the program; and
  * baselines whose stages are cut. */
-static void append_special(qe_verify_rows *rows, uint32_t layers) {
+static void append_special(qe_verify_rows *rows, const qe_settings *configured) {
     static const uint8_t plain[FACTORS] = {[SCHEDULE] = 3, [STAGES] = 1};
-    qe_verify_row row = row_of(plain, layers);
+    qe_verify_row row = row_of(plain, configured);
     for (uint32_t chunks = 1; chunks <= 4; chunks *= 2) {
-        qe_verify_row cut = baseline_like(&row, chunks);
+        qe_verify_row cut = baseline_like(&row, chunks, configured);
         cut.fresh = chunks == 1;
-        append_compared(rows, &cut);
+        append_compared(rows, &cut, configured);
     }
     row.fresh = 1;
     for (int execution = 0; execution < EXECUTIONS; execution++) {
         row.execution = (qe_verify_execution)execution;
-        append_compared(rows, &row);
+        append_compared(rows, &row, configured);
     }
 }
 
@@ -119,16 +120,16 @@ static uint32_t full_product(uint8_t (*levels)[QE_COVER_FACTORS_MAX]) {
     return count;
 }
 
-qe_status qe_verify_rows_make(qe_verify_rows *rows_out, int full, uint32_t layers, qe_error *error_out) {
+qe_status qe_verify_rows_make(qe_verify_rows *rows_out, int full, const qe_settings *configured, qe_error *error_out) {
     enum { CAPACITY = QE_VERIFY_ROWS_MAX / 2 }; /* leaves room for baselines and special rows */
     uint8_t levels[CAPACITY][QE_COVER_FACTORS_MAX];
     uint32_t count = full ? full_product(levels) : 0;
     rows_out->count = 0;
     QE_TRY(qe_cover_extend(&cover, full ? 3 : 2, levels, CAPACITY, &count, error_out));
-    append_special(rows_out, layers);
+    append_special(rows_out, configured);
     for (uint32_t i = 0; i < count; i++) {
-        qe_verify_row row = row_of(levels[i], layers);
-        append_compared(rows_out, &row);
+        qe_verify_row row = row_of(levels[i], configured);
+        append_compared(rows_out, &row, configured);
     }
     return QE_OK;
 }
@@ -138,13 +139,18 @@ const char *qe_verify_execution_name(qe_verify_execution execution) {
     return names[execution];
 }
 
+const char *qe_verify_contracts_name(qe_contracts_setting contracts) {
+    static const char *const names[] = {"trap", "observe", "off"};
+    return names[contracts];
+}
+
 void qe_verify_row_words(const qe_verify_row *row, char *text, size_t capacity) {
     char recipe[24];
     if (row->history > 0) snprintf(recipe, sizeof recipe, "%s %u", qe_recipe_name(row->recipe), row->history);
     else snprintf(recipe, sizeof recipe, "%s", qe_recipe_name(row->recipe));
-    snprintf(text, capacity, "%-15s %-11s %ux%u L%-2u %-9s %-5s %-6s %-4s %-5s",
+    snprintf(text, capacity, "%-15s %-11s %ux%u L%-2u %-9s %-5s %-6s %-7s %-5s",
              qe_verify_execution_name(row->execution), row->schedule, row->ranks, row->chunks, row->layers, recipe,
-             row->cache ? "cache" : "-", row->copy ? "copy" : "direct", row->unchecked ? "off" : "trap",
+             row->cache ? "cache" : "-", row->copy ? "copy" : "direct", qe_verify_contracts_name(row->contracts),
              row->fresh ? "fresh" : "here");
 }
 
@@ -172,7 +178,7 @@ void qe_verify_row_settings(const qe_verify_row *row, const qe_settings *configu
     s->pipeline.placement = row->copy ? QE_PLACEMENT_COPY : QE_PLACEMENT_DIRECT;
     s->recipe.kind = row->recipe;
     if (row->history > 0) s->recipe.history_length = row->history;
-    s->contracts.mode = row->unchecked ? QE_CONTRACTS_SETTING_OFF : QE_CONTRACTS_SETTING_TRAP;
+    s->contracts.mode = row->contracts;
     s->contracts.trace[0] = 0; /* a refused step is told in its row; nothing is left on disk */
     s->checkpoint.path[0] = 0;
 }

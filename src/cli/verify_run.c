@@ -18,6 +18,7 @@ typedef struct run {
     uint32_t step; /* from 1 */
     uint32_t visited; /* tensors seen in this look at the state */
     uint32_t infinite_weight; /* whose x is hooked */
+    qe_error observed; /* the first breach that contracts `observe` let pass */
     int no_memory;
 } run;
 
@@ -158,16 +159,19 @@ static qe_status look(run *r, qe_error *error_out) {
     return QE_OK;
 }
 
-/* What a refused or vetoed step says for itself; an operating error has spoken. */
+/* What a refused or vetoed step says for itself; an operating error has spoken. An observed one goes on. */
 static qe_status explain(run *r, qe_status status, const qe_step_result *result, qe_error *error_out) {
     char text[QE_ERROR_TEXT_BYTES / 2];
     if (status == QE_OK && result->vetoed)
         return qe_error_set(error_out, QE_CONTRACT, "lower train.learning_rate",
                             "step.nonfinite: loss or gradient norm of step %u is not finite", r->step);
-    if (status != QE_CONTRACT || result->violations.count == 0) return status;
+    if ((status != QE_OK && status != QE_CONTRACT) || result->violations.count == 0) return status;
+    if (status == QE_OK && r->observed.status != QE_OK) return QE_OK;
     const qe_program *program = qe_team_program(r->session.team, result->violation_rank);
     qe_violation_text(&result->violations.record[0], program, text, sizeof text);
-    return qe_error_set(error_out, QE_CONTRACT, NULL, "step %u: rank %u: %s", r->step, result->violation_rank, text);
+    qe_error_set(status == QE_OK ? &r->observed : error_out, QE_CONTRACT, NULL, "step %u: rank %u: %s", r->step,
+                 result->violation_rank, text);
+    return status;
 }
 
 static qe_status one_step(run *r, qe_error *error_out) {
@@ -199,6 +203,10 @@ static qe_status all_steps(run *r, const qe_settings *settings, qe_error *error_
     r->infinite_weight = middle_linear(r->session.model);
     QE_TRY(qe_session_initialize(&r->session, error_out));
     for (r->step = 1; r->step <= QE_VERIFY_STEPS; r->step++) QE_TRY(one_step(r, error_out));
+    if (r->observed.status != QE_OK) {
+        *error_out = r->observed;
+        return QE_CONTRACT;
+    }
     return qe_team_state_hash(r->session.team, r->outcome->hash, error_out);
 }
 

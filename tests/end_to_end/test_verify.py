@@ -149,6 +149,17 @@ class Verify(Case):
         self.assertNotEqual(other["state_hash"], plain["state_hash"])
         self.assertEqual(other, self.document("verify", "wide.yaml", "--rows", "short", "--row", "1") | {"row": 9})
 
+    def test_contracts_are_those_of_every_row_that_is_checked_in_new_processes_too(self):
+        usual = self.document("verify", "--list", "--rows", "short")["rows"]
+        for words in (["--contracts", "observe"], ["--contracts", "off"], ["--set", "contracts.mode=observe"]):
+            with self.subTest(words=words):
+                mode = words[1].split("=")[-1]
+                told = self.document("verify", "--rows", "short", *words)
+                self.assertEqual([row["contracts"] for row in told["rows"]],
+                                 ["off" if row["contracts"] == "off" else mode for row in usual])
+                self.assertEqual(told["equal"] + told["baselines"], len(usual))
+        self.refuse(USAGE, ["contracts.mode", "loud"], "verify", "--contracts", "loud")
+
     def test_slips_are_refused(self):
         for words in (["--rows", "some"], ["--jobs", "0"], ["--jobs=x"], ["--plant", "0"], ["--plant", "100000"],
                       ["--plant", "3@13"], ["--plant", "3@"], ["--plant", "x"], ["--row", "100000"],
