@@ -256,27 +256,29 @@ static json_t *nonfinite_json(const qe_error *error) {
                      qe_cli_json_text(error->message));
 }
 
-/* A step was refused and the state is that of the step before. */
+/* A step was refused and the state is that of the step before, unless the breach came while it was committed. */
 static int fail_step(training *t, const qe_step_result *result, qe_error *error) {
     json_t *breach = NULL;
     char hash[QE_STATE_HASH_BYTES];
-    qe_error ignored = {0};
+    qe_error torn = {0};
     if (result->vetoed) {
         qe_cli_print_error(error);
         breach = nonfinite_json(error);
     } else {
         qe_session_report_breach(&t->session, t->cli->program, result, &breach);
     }
-    if (qe_team_state_hash(t->session.team, hash, &ignored) != QE_OK) hash[0] = 0;
-    fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
-            (unsigned long long)t->steps_done, hash);
+    int whole = qe_team_state_hash(t->session.team, hash, &torn) == QE_OK;
+    if (whole)
+        fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
+                (unsigned long long)t->steps_done, hash);
+    else qe_cli_print_error(&torn);
     if (!t->cli->json) {
         json_decref(breach);
         return QE_EXIT_CONTRACT;
     }
-    return qe_cli_json(
-        json_pack("{s:o, s:I, s:s}", "breach", breach, "steps", (json_int_t)t->steps_done, "state_hash", hash),
-        QE_EXIT_CONTRACT);
+    json_t *document = json_pack("{s:o, s:I}", "breach", breach, "steps", (json_int_t)t->steps_done);
+    json_object_set_new(document, whole ? "state_hash" : "state_error", json_string(whole ? hash : torn.message));
+    return qe_cli_json(document, QE_EXIT_CONTRACT);
 }
 
 /* A breach in a plan, in a step, or an operating error. */

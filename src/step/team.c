@@ -122,7 +122,7 @@ static void touch(qe_binding *binding, uint32_t weight) {
 static qe_status whole(const qe_team *team, qe_error *error_out) {
     if (!team->torn) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_DEVICE, "make a new team and go on from the last checkpoint",
-                        "the device failed while a step was being committed; the weights are of two steps");
+                        "a step failed while it was being committed; the weights are of two steps");
 }
 
 qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *values, qe_error *error_out) {

@@ -92,6 +92,28 @@ static void an_undeclared_write_is_trapped_before_it_reaches_a_weight(void **sta
         }
 }
 
+/* Behind the last look before the commit only the commit's own graph can see it: too late to give the step up. */
+static void a_write_in_front_of_the_commit_is_trapped_and_the_state_is_shown_to_nobody(void **state) {
+    (void)state;
+    const qe_capture units[] = {QE_CAPTURE_LAYER, QE_CAPTURE_ACTION, QE_CAPTURE_STEP};
+    for (size_t unit = 0; unit < 3; unit++) {
+        world w;
+        qe_backend backend;
+        qe_graph_ops graph;
+        char hash[QE_STATE_HASH_BYTES];
+        world_options options = {.capture = units[unit]};
+        open_rogue_world(&w, &options, &backend, &graph);
+        steps(&w, 2);
+        plant(&w, object_named(&w, "model.norm"), w.team->ranks[0].train.segment_count);
+        assert_int_equal(world_try_step(&w, 0), QE_CONTRACT);
+        assert_int_equal(w.result.violations.record[0].rule, QE_RULE_WEIGHT_VERSION);
+        assert_int_equal(w.result.violations.record[0].found, garbage);
+        assert_int_equal(qe_team_state_hash(w.team, hash, &w.error), QE_ERROR_DEVICE);
+        assert_int_equal(world_try_step(&w, 0), QE_ERROR_DEVICE);
+        world_close(&w);
+    }
+}
+
 static void without_contracts_nobody_sees_it(void **state) {
     (void)state;
     world w;
@@ -152,6 +174,7 @@ static void a_commit_behind_a_guard_that_fired_is_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_undeclared_write_is_trapped_before_it_reaches_a_weight),
+        cmocka_unit_test(a_write_in_front_of_the_commit_is_trapped_and_the_state_is_shown_to_nobody),
         cmocka_unit_test(without_contracts_nobody_sees_it),
         cmocka_unit_test(words_count_what_was_done),
         cmocka_unit_test(a_commit_behind_a_guard_that_fired_is_nothing),
