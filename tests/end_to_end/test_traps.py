@@ -116,7 +116,10 @@ class Traps(Case):
         """Of a run that went on, and what `trace check` says of its trace."""
         if os.path.exists(self.path("trap.qet")):
             os.remove(self.path("trap.qet"))
-        answer = self.document("train", "tiny.yaml", *SHORT, "--inject", rule, "--contracts", "observe", *arguments)
+        # An observed fault is not stopped: a missing edge races for real, which ThreadSanitizer would rightly report.
+        quiet = {"TSAN_OPTIONS": f"{os.environ.get('TSAN_OPTIONS', '')}:report_bugs=0"}
+        answer = self.document("train", "tiny.yaml", *SHORT, "--inject", rule, "--contracts", "observe", *arguments,
+                               environment=quiet)
         self.assertEqual((answer["steps"], answer["trace"]), (3, "trap.qet"))
         return answer, self.document("trace", "check", "trap.qet", status=CONTRACT)
 
