@@ -40,8 +40,11 @@ typedef struct qe_schedule {
     qe_action *actions;
 } qe_schedule;
 
+/* The names that generate knows, for texts. */
+#define QE_SCHEDULE_NAMES "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv or sequential"
+
 typedef struct qe_schedule_request {
-    const char *name;   /* gpipe, 1f1b, interleaved, zbh1, sequential */
+    const char *name;   /* one of QE_SCHEDULE_NAMES */
     uint32_t ranks, chunks, microbatches;
     int forward_only;   /* evaluation: only the F actions, in the same order */
 } qe_schedule_request;
@@ -51,6 +54,8 @@ typedef struct qe_schedule_request {
 qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *schedule_out, qe_error *error_out);
 /* The names that generate knows, in the order of docs/schedules.md; NULL behind the last. Thread: any. */
 const char *qe_schedule_name(uint32_t index);
+/* Chunks per rank where nobody says a number: 2 for orders made for several, else 1. Thread: any. */
+uint32_t qe_schedule_usual_chunks(const char *name);
 /* Reads PyTorch's compute-only CSV: ranks = rows, stages and microbatches = largest index + 1, a stage's rank = the
  * row that names it first. Order and counts are not judged here. Empty cells are bubbles and are skipped.
  * On failure: QE_ERROR_FORMAT with file, row (line), column (cell number), the text found and what was expected;

@@ -137,10 +137,11 @@ const qe_command qe_command_check = {
     .arguments = "SCHEDULE",
     .summary = "certify a pipeline schedule, or print why it cannot run",
     .details =
-        "SCHEDULE is gpipe, 1f1b, interleaved, zbh1 or sequential with the sizes below, or a CSV file as PyTorch's\n"
-        "pipelining writes it with schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action\n"
-        "per cell, such as 2F0 (forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0\n"
-        "(both). Empty cells are bubbles.\n"
+        "SCHEDULE is " QE_SCHEDULE_NAMES "\n"
+        "with the sizes below, or a CSV file as PyTorch's pipelining writes it with\n"
+        "schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action per cell, such as 2F0\n"
+        "(forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0 (both). Empty cells are\n"
+        "bubbles.\n"
         "\n"
         "Certified means: every stage is on one rank, every action happens once, in an order that can run without\n"
         "deadlock. Otherwise the least that shows the fault is printed: for a deadlock the shortest circle of actions\n"

@@ -126,8 +126,7 @@ static int run_schedule(qe_cli *cli) {
     const char *name = cli->arguments[0];
     qe_schedule schedule;
     if (!qe_schedule_argument_is_name(name)) {
-        return qe_cli_usage(cli, "no schedule is named \"%s\"; there are gpipe, 1f1b, interleaved, zbh1, sequential",
-                            name);
+        return qe_cli_usage(cli, "no schedule is named \"%s\"; use " QE_SCHEDULE_NAMES, name);
     }
     if (qe_cli_value(cli, "output") != NULL && qe_cli_value(cli, "output")[0] == '\0') {
         return qe_cli_usage(cli, "--output needs the name of a file");
@@ -149,11 +148,15 @@ const qe_command qe_command_schedule = {
     .summary = "write a pipeline schedule as CSV",
     .details =
         "NAME is one of\n"
-        "  gpipe        all forwards, then all backwards\n"
-        "  1f1b         one forward, one backward in turn; keeps at most as many microbatches as ranks\n"
-        "  interleaved  1f1b over several chunks per rank: smaller bubble, more messages\n"
-        "  zbh1         backward split into input and weight gradient (I, W): a third of 1f1b's bubble, same memory\n"
-        "  sequential   one microbatch at a time, the baseline\n"
+        "  gpipe           all forwards, then all backwards\n"
+        "  looped-bfs      all forwards chunk by chunk, then all backwards, the last microbatch first\n"
+        "  1f1b            one forward, one backward in turn; keeps at most as many microbatches as ranks\n"
+        "  interleaved     1f1b over several chunks per rank: smaller bubble, more messages\n"
+        "  zbh1            backward split into input and weight gradient (I, W): a third of 1f1b's bubble\n"
+        "  zbh2            twice the forwards of zbh1 ahead: only the start is idle, twice the memory\n"
+        "  interleaved-zb  zbh1 over several chunks per rank\n"
+        "  zbv             two chunks per rank laid out as a V: zbh2's bubble at 1f1b's memory\n"
+        "  sequential      one microbatch at a time, the baseline\n"
         "\n"
         "The file is what PyTorch's pipelining reads (compute_only) and `qeffect check` and `qeffect train` take:\n"
         "one row per rank, one action per cell. A file is written whole or not at all.\n"

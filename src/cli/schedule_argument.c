@@ -14,7 +14,7 @@ int qe_schedule_argument_is_name(const char *argument) {
 
 static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
     uint64_t ranks, chunks, microbatches;
-    uint64_t usual_chunks = strcmp(name, "interleaved") == 0 ? 2 : 1;
+    uint64_t usual_chunks = qe_schedule_usual_chunks(name);
     if (qe_cli_number(cli, "ranks", 1, QE_RANKS_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "chunks", 1, QE_CHUNKS_MAX, usual_chunks, &chunks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "microbatches", 1, QE_MICROBATCHES_MAX, 2 * ranks, &microbatches) != 0) {
@@ -43,10 +43,9 @@ static int looks_like_path(const char *argument) { return strpbrk(argument, "./"
 static int refuse_file(const qe_cli *cli, const char *path, int reason) {
     qe_error error = {0};
     if (reason == ENOENT && !looks_like_path(path)) {
-        return qe_cli_usage(cli, "\"%s\" is neither a schedule (gpipe, 1f1b, interleaved, zbh1, sequential) nor a file",
-                            path);
+        return qe_cli_usage(cli, "\"%s\" is neither a schedule (" QE_SCHEDULE_NAMES ") nor a file", path);
     }
-    (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, or gpipe, 1f1b, interleaved, zbh1 or sequential",
+    (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, or " QE_SCHEDULE_NAMES,
                        "cannot open the schedule: %s", strerror(reason));
     (void)qe_error_place(&error, path, 0, 0);
     return qe_cli_error(cli, &error);

@@ -8,7 +8,7 @@
 /* The options that every command with a SCHEDULE takes; the last three words of its option table. */
 #define QE_SCHEDULE_OPTIONS                                                                                     \
     {"ranks", 0, "N", "ranks of the pipeline (default 4)", 0},                                                  \
-        {"chunks", 0, "N", "stages on each rank (default 1; interleaved: 2)", 0},                               \
+        {"chunks", 0, "N", "stages on each rank (default 1; orders for several: 2)", 0},                               \
         {"microbatches", 0, "N", "microbatches of one step (default: twice the ranks)", 0}, {                   \
         "forward-only", 0, NULL, "the order of an evaluation: only the F actions", 0                            \
     }

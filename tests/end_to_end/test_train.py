@@ -107,6 +107,9 @@ class SameBits(Case):
                 ("--set", "pipeline.schedule=gpipe"),
                 ("--set", "pipeline.schedule=zbh1"),
                 ("--set", "pipeline.schedule=interleaved", "--set", "pipeline.chunks=2"),
+                ("--set", "pipeline.schedule=zbh2"),
+                ("--set", "pipeline.schedule=interleaved-zb", "--set", "pipeline.chunks=2"),
+                ("--set", "pipeline.schedule=zbv", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=4"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=1"),
                 ("--placement", "copy"),
@@ -167,7 +170,7 @@ class SameBits(Case):
 
     def test_activation_memory_does_not_grow_with_microbatches(self):
         self.write_tiny()
-        for schedule in ("1f1b", "zbh1"):
+        for schedule in ("1f1b", "zbh1", "zbh2"):
             slots = []
             for microbatches in (4, 8, 16):
                 told = self.told("--set", f"pipeline.schedule={schedule}", "--set",

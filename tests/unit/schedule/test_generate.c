@@ -27,6 +27,56 @@ static void rows_of_the_published_examples_are_reproduced(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void rows_of_zbh2_are_the_published_ones(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("zbh2", 4, 1, 8);
+    assert_row(&schedule, 2, "2F0 2F1 2F2 2I0 2F3 2I1 2F4 2I2 2F5 2I3 2F6 2I4 2W0 2F7 2I5 2W1 2I6 2W2 2I7 2W3 2W4 2W5 "
+                             "2W6 2W7");
+    assert_row(&schedule, 0, "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0I0 0W0 0F7 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4 0I5 0W5 0I6 0W6 "
+                             "0I7 0W7");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("zbh2", 4, 1, 2); /* fewer microbatches than forwards ahead, and than W are late */
+    assert_row(&schedule, 0, "0F0 0F1 0I0 0W0 0I1 0W1");
+    assert_row(&schedule, 3, "3F0 3I0 3F1 3I1 3W0 3W1");
+    qe_schedule_deinit(&schedule);
+}
+
+/* As PyTorch 2.11's ScheduleLoopedBFS, ScheduleInterleavedZeroBubble and ScheduleZBVZeroBubble compute them. */
+static void rows_are_those_of_pytorch(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("looped-bfs", 2, 2, 3);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 2F0 2F1 2F2 2B2 2B1 2B0 0B2 0B1 0B0");
+    assert_row(&schedule, 1, "1F0 1F1 1F2 3F0 3F1 3F2 3B2 3B1 3B0 1B2 1B1 1B0");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("interleaved-zb", 2, 2, 4);
+    assert_row(&schedule, 0, "0F0 0F1 2F0 2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 "
+                             "0I3 0W3");
+    assert_row(&schedule, 1, "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 3W3 1I3 "
+                             "1W2 1W3");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("zbv", 3, 2, 6);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 0F3 0F4 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0F5 0I0 0W0 5F3 5I3 5W3 0I1 0W1 "
+                             "5F4 5I4 5W4 0I2 0W2 5F5 5I5 5W5 0I3 0W3 0I4 0W4 0I5 0W5");
+    assert_row(&schedule, 2, "2F0 3F0 2F1 3F1 2F2 3F2 3I0 3W0 2F3 2I0 2W0 3F3 3I1 3W1 2F4 2I1 2W1 3F4 3I2 3W2 2F5 2I2 "
+                             "2W2 3F5 3I3 3W3 2I3 3I4 2I4 3I5 2I5 2W3 3W4 3W5 2W4 2W5");
+    qe_schedule_deinit(&schedule);
+    schedule = generated("zbv", 2, 2, 2); /* as for 3, without the third */
+    assert_row(&schedule, 0, "0F0 0F1 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 0I1 0W1");
+    assert_row(&schedule, 1, "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1");
+    qe_schedule_deinit(&schedule);
+}
+
+static void the_second_chunk_of_a_v_runs_back_over_the_ranks(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("zbv", 4, 2, 8);
+    static const uint32_t ranks[8] = {0, 1, 2, 3, 3, 2, 1, 0};
+    assert_memory_equal(schedule.stage_rank, ranks, sizeof ranks);
+    qe_schedule_deinit(&schedule);
+    schedule = generated("interleaved-zb", 4, 2, 8);
+    for (uint32_t stage = 0; stage < 8; stage++) assert_int_equal(schedule.stage_rank[stage], stage % 4);
+    qe_schedule_deinit(&schedule);
+}
+
 static void sequential_takes_one_microbatch_through_all_stages_and_back(void **state) {
     (void)state;
     qe_schedule schedule = generated("sequential", 1, 3, 2);
@@ -77,7 +127,7 @@ static long duration(times t, uint8_t kind) {
 static long input_end(const qe_schedule *s, const long *end, uint32_t rank, const qe_action *action, times t) {
     long source_stage = action->kind == QE_ACTION_F ? action->stage - 1L : action->stage + 1L;
     if (action->kind == QE_ACTION_W || source_stage < 0 || source_stage >= (long)s->stages) return 0;
-    uint32_t source_rank = (uint32_t)source_stage % s->ranks;
+    uint32_t source_rank = s->stage_rank[source_stage];
     for (uint32_t i = s->rank_begin[source_rank]; i < s->rank_begin[source_rank + 1]; i++) {
         const qe_action *other = &s->actions[i];
         int forward = other->kind == QE_ACTION_F;
@@ -140,33 +190,54 @@ static figures simulate(const qe_schedule *s, times t) {
     return out;
 }
 
-/* Figures of schedules.md 1.4 in whole numbers: bubbles in tenths of a chunk's F, peaks in chunks. */
+/* Published figures in whole numbers: bubbles in tenths of a chunk's F, peaks in chunks. */
+typedef struct bubbles {
+    long makespan, stage; /* -1: not published */
+} bubbles;
+
 typedef struct golden {
     const char *name;
-    uint32_t ranks, chunks, microbatches;
-    long even, uneven, hops; /* F=I=W; F, I, W = 1, 1.2, 0.7; F=I=W and a hop of 0.1 of a full rank's F; -1: no row */
-    uint32_t peak, weight;
+    uint32_t ranks, chunks, microbatches, peak, weight;
+    bubbles even, uneven, hops; /* F=I=W; F, I, W = 1, 1.2, 0.7; F=I=W and a hop of 0.1 of a full rank's F */
 } golden;
 
+#define NOT_PUBLISHED {-1, -1}
 static const golden GOLDEN[] = {
-    {"gpipe", 4, 1, 12, 90, -1, -1, 12, 0},        {"gpipe", 8, 1, 24, 210, 203, 224, 24, 0},
-    {"1f1b", 4, 1, 12, 90, -1, -1, 4, 0},          {"1f1b", 8, 1, 24, 210, 203, 264, 8, 0},
-    {"interleaved", 4, 2, 12, 90, -1, -1, 11, 0},  {"interleaved", 8, 2, 24, 210, 203, 270, 23, 0},
-    {"interleaved", 4, 3, 12, 90, -1, -1, 15, 0},  {"interleaved", 8, 3, 24, 210, 203, 348, 31, 0},
-    {"zbh1", 4, 1, 12, 30, -1, -1, 4, 4},          {"zbh1", 8, 1, 24, 70, 105, 98, 8, 8},
+    {"gpipe", 4, 1, 12, 12, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"gpipe", 8, 1, 24, 24, 0, {210, 210}, {203, 203}, {224, 224}},
+    {"1f1b", 4, 1, 12, 4, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"1f1b", 8, 1, 24, 8, 0, {210, 210}, {203, 203}, {264, 264}},
+    {"interleaved", 4, 2, 12, 11, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"interleaved", 8, 2, 24, 23, 0, {210, 210}, {203, -1}, {270, -1}},
+    {"interleaved", 4, 3, 12, 15, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"interleaved", 8, 3, 24, 31, 0, {210, 210}, {203, -1}, {348, -1}},
+    {"zbh1", 4, 1, 12, 4, 4, {30, 30}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"zbh1", 8, 1, 24, 8, 8, {70, 70}, {105, -1}, {98, -1}},
+    {"zbh2", 4, 1, 12, 7, 7, {30, 0}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"zbh2", 8, 1, 24, 15, 15, {70, 0}, {70, 56}, {77, 14}},
+    {"interleaved-zb", 4, 2, 12, 8, 4, {30, 30}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"interleaved-zb", 8, 2, 24, 16, 8, {70, 70}, {105, -1}, {142, -1}},
+    {"zbv", 4, 2, 12, 8, 7, {30, 0}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"zbv", 8, 2, 24, 16, 15, {70, 0}, {84, 70}, {136, 80}},
+    /* (P-1)(F+I+W)/V by the definition of the order */
+    {"looped-bfs", 4, 2, 12, 24, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"looped-bfs", 8, 3, 24, 72, 0, {210, 210}, {203, 203}, NOT_PUBLISHED},
 };
+
+static void assert_bubbles(const qe_schedule *schedule, times t, bubbles expected) {
+    figures found = simulate(schedule, t);
+    if (expected.makespan >= 0) assert_int_equal(found.makespan_bubble, expected.makespan);
+    if (expected.stage >= 0) assert_int_equal(found.stage_bubble, expected.stage);
+}
 
 static void assert_golden(const golden *row) {
     qe_schedule schedule = generated(row->name, row->ranks, row->chunks, row->microbatches);
     figures even = simulate(&schedule, (times){10, 10, 10, 0});
-    assert_int_equal(even.makespan_bubble, row->even);
-    assert_int_equal(even.stage_bubble, row->even);
     assert_int_equal(even.peak_live, row->peak);
     assert_int_equal(even.peak_weight, row->weight);
-    if (row->uneven >= 0) {
-        assert_int_equal(simulate(&schedule, (times){10, 12, 7, 0}).makespan_bubble, row->uneven);
-        assert_int_equal(simulate(&schedule, (times){10, 10, 10, row->chunks}).makespan_bubble, row->hops);
-    }
+    assert_bubbles(&schedule, (times){10, 10, 10, 0}, row->even);
+    assert_bubbles(&schedule, (times){10, 12, 7, 0}, row->uneven);
+    assert_bubbles(&schedule, (times){10, 10, 10, row->chunks}, row->hops);
     qe_schedule_deinit(&schedule);
 }
 
@@ -199,6 +270,54 @@ static void peaks_per_rank_follow_the_formulas_and_not_the_microbatches(void **s
         }
         qe_schedule_deinit(&schedule);
     }
+}
+
+static void postponed_weight_gradients_per_rank_follow_the_formulas(void **state) {
+    (void)state;
+    for (uint32_t microbatches = 16; microbatches <= 64; microbatches *= 2) {
+        qe_schedule_peak peak[8];
+        qe_schedule schedule = generated("zbh2", 8, 1, microbatches);
+        qe_schedule_peaks(&schedule, peak);
+        for (uint32_t r = 0; r < 8; r++) {
+            assert_int_equal(peak[r].activation, 2 * (8 - r) - 1);
+            assert_int_equal(peak[r].weight, 2 * r + 1);
+            assert_int_equal(peak[r].live, 15);
+        }
+        qe_schedule_deinit(&schedule);
+        schedule = generated("interleaved-zb", 8, 2, microbatches);
+        qe_schedule_peaks(&schedule, peak);
+        for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].weight, r + 1);
+        for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].live, 16);
+        qe_schedule_deinit(&schedule);
+        schedule = generated("zbv", 8, 2, microbatches);
+        qe_schedule_peaks(&schedule, peak);
+        for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].weight, 2 * r + 1);
+        for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].live, 16);
+        qe_schedule_deinit(&schedule);
+    }
+}
+
+static void every_name_is_in_the_text_of_names(void **state) {
+    (void)state;
+    char text[256] = "";
+    size_t length = 0;
+    for (uint32_t i = 0; qe_schedule_name(i) != NULL; i++) {
+        const char *between = i == 0 ? "" : qe_schedule_name(i + 1) == NULL ? " or " : ", ";
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%s", between, qe_schedule_name(i));
+        assert_true(length < sizeof text);
+    }
+    assert_string_equal(text, QE_SCHEDULE_NAMES);
+}
+
+static void the_usual_number_of_chunks_is_one_that_the_order_takes(void **state) {
+    (void)state;
+    for (uint32_t i = 0; qe_schedule_name(i) != NULL; i++) {
+        qe_schedule schedule = generated(qe_schedule_name(i), 4, qe_schedule_usual_chunks(qe_schedule_name(i)), 8);
+        qe_schedule_deinit(&schedule);
+    }
+    assert_int_equal(qe_schedule_usual_chunks("zbv"), 2);
+    assert_int_equal(qe_schedule_usual_chunks("zbh2"), 1);
+    assert_int_equal(qe_schedule_usual_chunks("orders.csv"), 1);
 }
 
 static void interleaved_peaks_follow_the_formula(void **state) {
@@ -262,10 +381,16 @@ static const refusal REFUSALS[] = {
     {{"sequential", 1, 65, 4, 0}, QE_ERROR_LIMIT, "chunks is 65", ""},
     {{"1f1b", 2, 1, 0, 0}, QE_ERROR_ARGUMENT, "microbatches is 0", ""},
     {{"1f1b", 2, 1, 65537, 0}, QE_ERROR_LIMIT, "microbatches is 65537", ""},
-    {{"1f1b", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 2 chunks", "interleaved"},
-    {{"gpipe", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 3 chunks", "interleaved"},
-    {{"zbh1", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "one stage per rank, found 2 chunks", "interleaved"},
-    {{"interleaved", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "at least 2 chunks", "1f1b"},
+    {{"1f1b", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "is 2; 1f1b needs exactly 1", "use 1, or interleaved for 2"},
+    {{"gpipe", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; gpipe needs exactly 1", "use 1, or looped-bfs for 3"},
+    {{"zbh1", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "is 2; zbh1 needs exactly 1", "use 1, or interleaved-zb for 2"},
+    {{"zbh2", 2, 2, 4, 0}, QE_ERROR_ARGUMENT, "is 2; zbh2 needs exactly 1", "use 1, or interleaved-zb for 2"},
+    {{"interleaved", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; interleaved needs at least 2", "use 2, or 1f1b for 1"},
+    {{"interleaved-zb", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "interleaved-zb needs at least 2", "use 2, or zbh1 for 1"},
+    {{"zbv", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; zbv needs exactly 2", "use 2, or zbh1 for 1"},
+    {{"zbv", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; zbv needs exactly 2", "use 2, or interleaved-zb for 3"},
+    {{"interleaved-zb", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
+    {{"interleaved-zb", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
     {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
     {{"interleaved", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
     {{"interleaved", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
@@ -303,11 +428,17 @@ static void microbatches_fewer_than_the_schedule_needs_are_refused_with_the_numb
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_of_the_published_examples_are_reproduced),
+        cmocka_unit_test(rows_of_zbh2_are_the_published_ones),
+        cmocka_unit_test(rows_are_those_of_pytorch),
+        cmocka_unit_test(the_second_chunk_of_a_v_runs_back_over_the_ranks),
         cmocka_unit_test(sequential_takes_one_microbatch_through_all_stages_and_back),
         cmocka_unit_test(evaluation_keeps_only_the_forwards_in_the_same_order),
         cmocka_unit_test(warmup_is_cut_where_a_step_has_fewer_microbatches_than_ranks),
         cmocka_unit_test(bubbles_and_peaks_are_the_published_ones),
         cmocka_unit_test(peaks_per_rank_follow_the_formulas_and_not_the_microbatches),
+        cmocka_unit_test(postponed_weight_gradients_per_rank_follow_the_formulas),
+        cmocka_unit_test(every_name_is_in_the_text_of_names),
+        cmocka_unit_test(the_usual_number_of_chunks_is_one_that_the_order_takes),
         cmocka_unit_test(interleaved_peaks_follow_the_formula),
         cmocka_unit_test(an_evaluation_keeps_one_microbatch_at_a_time),
         cmocka_unit_test(every_generated_schedule_is_certified),

@@ -54,6 +54,8 @@ static const shape shapes[] = {
     {"1f1b", 3, 1}, /* 1, 1 and 2 layers */
     {"1f1b", 4, 1},  {"zbh1", 1, 1},  {"zbh1", 2, 1},        {"zbh1", 3, 1},        {"zbh1", 4, 1},
     {"interleaved", 2, 2}, {"interleaved", 1, 4}, {"interleaved", 1, 3},
+    {"zbh2", 1, 1}, {"zbh2", 3, 1}, {"zbh2", 4, 1}, {"interleaved-zb", 2, 2}, {"interleaved-zb", 1, 3},
+    {"zbv", 1, 2}, {"zbv", 2, 2},
 };
 
 static void all_shapes_agree(qe_recipe_kind recipe) {
@@ -92,6 +94,27 @@ static void bf16_gives_the_bits_of_the_baseline_on_every_schedule(void **state) 
 static void fp32_gives_the_bits_of_the_baseline_on_every_schedule(void **state) {
     (void)state;
     all_shapes_agree(QE_RECIPE_FP32);
+}
+
+/* Backward from the last microbatch: sums in another order, so other bits, but one set of them for all ways to run. */
+static void backward_in_reverse_gives_bits_of_its_own_for_any_ranks_and_chunks(void **state) {
+    (void)state;
+    static const shape looped[] = {{"looped-bfs", 2, 2}, {"looped-bfs", 1, 1}, {"looped-bfs", 1, 3},
+                                   {"looped-bfs", 4, 1}, {"looped-bfs", 2, 2}};
+    for (int recipe = 0; recipe <= QE_RECIPE_FP32; recipe++) {
+        world_options options = {.recipe = (qe_recipe_kind)recipe, .baseline = 1, .microbatches = MICROBATCHES};
+        run baseline = run_of(&options), first = {0};
+        for (size_t i = 0; i < sizeof looped / sizeof looped[0]; i++) {
+            options = (world_options){.recipe = (qe_recipe_kind)recipe, .schedule = looped[i].schedule,
+                                      .ranks = looped[i].ranks, .chunks = looped[i].chunks,
+                                      .microbatches = MICROBATCHES};
+            run looped_run = run_of(&options);
+            if (i == 0) first = looped_run;
+            assert_same(&first, &looped_run, &options);
+        }
+        assert_true(first.loss[0] == baseline.loss[0]); /* nothing was summed backward yet */
+        assert_string_not_equal(first.hash.text, baseline.hash.text);
+    }
 }
 
 static void recipes_differ_and_all_learn(void **state) {
@@ -345,6 +368,7 @@ int main(void) {
         cmocka_unit_test(block_scaling_gives_the_bits_of_the_baseline_on_every_schedule),
         cmocka_unit_test(bf16_gives_the_bits_of_the_baseline_on_every_schedule),
         cmocka_unit_test(fp32_gives_the_bits_of_the_baseline_on_every_schedule),
+        cmocka_unit_test(backward_in_reverse_gives_bits_of_its_own_for_any_ranks_and_chunks),
         cmocka_unit_test(recipes_differ_and_all_learn),
         cmocka_unit_test(what_only_saves_time_or_space_changes_no_bit),
         cmocka_unit_test(every_step_of_a_plan_goes_the_certified_way),
