@@ -1,5 +1,5 @@
 /* generate.c - finds a named order, refuses what it cannot do, and puts its rows together. The orders themselves are in
- * generate_rows.c. */
+ * generate_rows.c and generate_v.c. */
 #include "schedule/generate.h"
 #include "schedule/order.h"
 
@@ -9,7 +9,8 @@
 
 typedef struct generator {
     const char *name;
-    void (*put_row)(qe_row *to);
+    void (*put_row)(qe_row *to); /* or NULL, and all rows at once: */
+    qe_status (*put_rows)(const qe_schedule_request *request, qe_action *actions, qe_error *error_out);
     uint32_t chunks_min, chunks_max, chunks_usual;
     uint32_t actions_per_pair; /* 2: F B, 3: F I W */
     const char *instead;       /* the order to take for another number of chunks */
@@ -19,15 +20,16 @@ typedef struct generator {
 } generator;
 
 static const generator GENERATORS[] = {
-    {"gpipe", qe_row_gpipe, 1, 1, 1, 2, "looped-bfs", 0, 0, 0},
-    {"looped-bfs", qe_row_looped_bfs, 1, QE_CHUNKS_MAX, 2, 2, NULL, 0, 0, 0},
-    {"1f1b", qe_row_1f1b, 1, 1, 1, 2, "interleaved", 0, 0, 0},
-    {"interleaved", qe_row_interleaved, 2, QE_CHUNKS_MAX, 2, 2, "1f1b", 1, 1, 0},
-    {"zbh1", qe_row_zbh1, 1, 1, 1, 3, "interleaved-zb", 1, 0, 0},
-    {"zbh2", qe_row_zbh2, 1, 1, 1, 3, "interleaved-zb", 0, 0, 0},
-    {"interleaved-zb", qe_row_interleaved_zb, 2, QE_CHUNKS_MAX, 2, 3, "zbh1", 1, 1, 0},
-    {"zbv", qe_row_zbv, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
-    {"sequential", qe_row_sequential, 1, QE_CHUNKS_MAX, 1, 2, NULL, 0, 0, 0},
+    {"gpipe", qe_row_gpipe, NULL, 1, 1, 1, 2, "looped-bfs", 0, 0, 0},
+    {"looped-bfs", qe_row_looped_bfs, NULL, 1, QE_CHUNKS_MAX, 2, 2, NULL, 0, 0, 0},
+    {"1f1b", qe_row_1f1b, NULL, 1, 1, 1, 2, "interleaved", 0, 0, 0},
+    {"interleaved", qe_row_interleaved, NULL, 2, QE_CHUNKS_MAX, 2, 2, "1f1b", 1, 1, 0},
+    {"zbh1", qe_row_zbh1, NULL, 1, 1, 1, 3, "interleaved-zb", 1, 0, 0},
+    {"zbh2", qe_row_zbh2, NULL, 1, 1, 1, 3, "interleaved-zb", 0, 0, 0},
+    {"interleaved-zb", qe_row_interleaved_zb, NULL, 2, QE_CHUNKS_MAX, 2, 3, "zbh1", 1, 1, 0},
+    {"zbv", qe_row_zbv, NULL, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
+    {"1f1b-v", NULL, qe_rows_1f1b_v, 2, 2, 2, 2, "interleaved", 0, 0, 1},
+    {"sequential", qe_row_sequential, NULL, 1, QE_CHUNKS_MAX, 1, 2, NULL, 0, 0, 0},
 };
 static const size_t GENERATOR_COUNT = sizeof GENERATORS / sizeof GENERATORS[0];
 
@@ -132,24 +134,34 @@ static qe_status check_request(const generator *order, const qe_schedule_request
     return QE_OK;
 }
 
-qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *schedule_out, qe_error *error_out) {
-    const generator *order = find_generator(request->name);
-    QE_TRY(check_request(order, request, error_out));
-    uint32_t action_count = (uint32_t)count_actions(order, request), row_count = action_count / request->ranks;
-    qe_schedule schedule = {.ranks = request->ranks,
-                            .stages = request->ranks * request->chunks,
-                            .microbatches = request->microbatches};
-    QE_TRY(qe_schedule_allocate(&schedule, action_count, &schedule, error_out));
-    for (uint32_t rank = 0; rank < schedule.ranks; rank++) {
-        qe_row to = {.next = schedule.actions + (size_t)rank * row_count,
+static qe_status put_actions(const generator *order, const qe_schedule_request *request, qe_schedule *schedule,
+                             qe_error *error_out) {
+    uint32_t row_count = (uint32_t)count_actions(order, request) / request->ranks;
+    for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
+        qe_row to = {.next = schedule->actions + (size_t)rank * row_count,
                      .request = request,
                      .rank = rank,
                      .folded = order->folded};
+        for (uint32_t chunk = 0; chunk < request->chunks; chunk++) {
+            schedule->stage_rank[qe_row_stage(&to, chunk)] = rank;
+        }
+        schedule->rank_begin[rank + 1] = (rank + 1) * row_count;
+        if (order->put_row == NULL) continue;
         order->put_row(&to);
-        for (uint32_t chunk = 0; chunk < request->chunks; chunk++) schedule.stage_rank[qe_row_stage(&to, chunk)] = rank;
-        schedule.rank_begin[rank + 1] = (rank + 1) * row_count;
-        QE_ASSERT(to.next == schedule.actions + schedule.rank_begin[rank + 1]);
+        QE_ASSERT(to.next == schedule->actions + schedule->rank_begin[rank + 1]);
     }
-    *schedule_out = schedule;
-    return QE_OK;
+    return order->put_rows == NULL ? QE_OK : order->put_rows(request, schedule->actions, error_out);
+}
+
+qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *schedule_out, qe_error *error_out) {
+    const generator *order = find_generator(request->name);
+    QE_TRY(check_request(order, request, error_out));
+    qe_schedule schedule = {.ranks = request->ranks,
+                            .stages = request->ranks * request->chunks,
+                            .microbatches = request->microbatches};
+    QE_TRY(qe_schedule_allocate(&schedule, (uint32_t)count_actions(order, request), &schedule, error_out));
+    qe_status status = put_actions(order, request, &schedule, error_out);
+    if (status != QE_OK) qe_schedule_deinit(&schedule);
+    else *schedule_out = schedule;
+    return status;
 }

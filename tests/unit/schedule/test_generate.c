@@ -66,6 +66,17 @@ static void rows_are_those_of_pytorch(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void rows_of_1f1b_v_are_those_of_the_papers_code(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("1f1b-v", 3, 2, 5);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 0F3 0F4 5F0 5B0 5F1 5B1 5F2 5B2 5F3 0B0 5B3 5F4 0B1 5B4 0B2 0B3 0B4");
+    assert_row(&schedule, 1, "1F0 1F1 1F2 4F0 1F3 4F1 4B0 4F2 4B1 1F4 1B0 4F3 4B2 1B1 4F4 4B3 1B2 4B4 1B3 1B4");
+    assert_row(&schedule, 2, "2F0 3F0 2F1 3F1 2F2 3F2 3B0 2B0 2F3 3F3 3B1 2B1 2F4 3F4 3B2 2B2 3B3 2B3 3B4 2B4");
+    static const uint32_t ranks[6] = {0, 1, 2, 2, 1, 0};
+    assert_memory_equal(schedule.stage_rank, ranks, sizeof ranks);
+    qe_schedule_deinit(&schedule);
+}
+
 static void the_second_chunk_of_a_v_runs_back_over_the_ranks(void **state) {
     (void)state;
     qe_schedule schedule = generated("zbv", 4, 2, 8);
@@ -219,6 +230,8 @@ static const golden GOLDEN[] = {
     {"interleaved-zb", 8, 2, 24, 16, 8, {70, 70}, {105, -1}, {142, -1}},
     {"zbv", 4, 2, 12, 8, 7, {30, 0}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"zbv", 8, 2, 24, 16, 15, {70, 0}, {84, 70}, {136, 80}},
+    {"1f1b-v", 4, 2, 12, 6, 0, {150, 150}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"1f1b-v", 8, 2, 24, 12, 0, {330, 330}, {348, -1}, {530, -1}},
     /* (P-1)(F+I+W)/V by the definition of the order */
     {"looped-bfs", 4, 2, 12, 24, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"looped-bfs", 8, 3, 24, 72, 0, {210, 210}, {203, 203}, NOT_PUBLISHED},
@@ -389,6 +402,7 @@ static const refusal REFUSALS[] = {
     {{"interleaved-zb", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "interleaved-zb needs at least 2", "use 2, or zbh1 for 1"},
     {{"zbv", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; zbv needs exactly 2", "use 2, or zbh1 for 1"},
     {{"zbv", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; zbv needs exactly 2", "use 2, or interleaved-zb for 3"},
+    {{"1f1b-v", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; 1f1b-v needs exactly 2", "use 2, or 1f1b for 1"},
     {{"interleaved-zb", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
     {{"interleaved-zb", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
     {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
@@ -430,6 +444,7 @@ int main(void) {
         cmocka_unit_test(rows_of_the_published_examples_are_reproduced),
         cmocka_unit_test(rows_of_zbh2_are_the_published_ones),
         cmocka_unit_test(rows_are_those_of_pytorch),
+        cmocka_unit_test(rows_of_1f1b_v_are_those_of_the_papers_code),
         cmocka_unit_test(the_second_chunk_of_a_v_runs_back_over_the_ranks),
         cmocka_unit_test(sequential_takes_one_microbatch_through_all_stages_and_back),
         cmocka_unit_test(evaluation_keeps_only_the_forwards_in_the_same_order),
