@@ -10,6 +10,9 @@
 #include <jansson.h>
 #include "base/text.h"
 #include "cli/main.h"
+#include "qeffect/trace.h"
+
+enum { VIOLATION_TEXT_BYTES = 2048 }; /* two ops with their names, the sentence and the missing edge */
 
 static const qe_cli_option common_options[] = {
     {"json", 0, NULL, "one JSON document on standard output", 0},
@@ -198,4 +201,15 @@ void qe_cli_help(const qe_command *command) {
            command->arguments, command->summary, command->details);
     print_options(command->options);
     print_options(common_options);
+}
+
+struct json_t *qe_cli_violation_json(const qe_violation *violation, const qe_program *program) {
+    char text[VIOLATION_TEXT_BYTES];
+    qe_violation_text(violation, program, text, sizeof text);
+    json_t *fields = json_pack("{s:s, s:o, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message",
+                               qe_cli_json_text(text), "expected", (json_int_t)violation->expected, "found",
+                               (json_int_t)violation->found, "count", (json_int_t)violation->count);
+    if (violation->object < program->object_count)
+        json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
+    return fields;
 }

@@ -3,6 +3,7 @@
 #define QE_CLI_CLI_H
 
 #include <stdio.h>
+#include "qeffect/program.h"
 #include "qeffect/rule.h"
 #include "qeffect/status.h"
 
@@ -68,6 +69,8 @@ void qe_cli_print_error(const qe_error *error);
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */
 struct json_t;
+/* {"rule", "message", "expected", "found", "count", "object"}: what every command says of a breach. */
+struct json_t *qe_cli_violation_json(const qe_violation *violation, const qe_program *program);
 int qe_cli_json(struct json_t *document, int status);
 /* A JSON string of text that may hold anything: paths, file contents, messages that cite them. Bytes that are not UTF-8
  * become U+FFFD, where jansson alone would refuse the whole document. NULL: no memory. */

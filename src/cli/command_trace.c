@@ -26,15 +26,8 @@ static uint32_t line_of(const qe_violation *violation, const qe_program *program
 }
 
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
-    char text[TEXT_BYTES];
-    qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:o, s:I, s:I, s:i}", "rule", qe_rule_id(violation->rule), "message",
-                               qe_cli_json_text(text), "expected", (json_int_t)violation->expected,
-                               "found", (json_int_t)violation->found,
-                               "count", (int)violation->count);
+    json_t *fields = qe_cli_violation_json(violation, program);
     if (line_of(violation, program) > 0) json_object_set_new(fields, "line", json_integer(line_of(violation, program)));
-    if (violation->object < program->object_count)
-        json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
     return fields;
 }
 

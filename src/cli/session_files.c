@@ -153,14 +153,7 @@ static int write_refused(qe_session *session, uint32_t rank, qe_error *error_out
 }
 
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
-    char text[QE_ERROR_TEXT_BYTES];
-    qe_violation_text(violation, program, text, sizeof text);
-    json_t *fields = json_pack("{s:s, s:o, s:I, s:I, s:I}", "rule", qe_rule_id(violation->rule), "message",
-                               qe_cli_json_text(text), "expected", (json_int_t)violation->expected,
-                               "found", (json_int_t)violation->found,
-                               "count", (json_int_t)violation->count);
-    if (violation->object != QE_NONE && violation->object < program->object_count)
-        json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
+    json_t *fields = qe_cli_violation_json(violation, program);
     if (violation->item != QE_NONE && violation->item < program->item_count)
         json_object_set_new(fields, "item", json_integer(violation->item));
     return fields;

@@ -69,18 +69,20 @@ static void cut_step(qe_binding *binding) {
 }
 
 /* An edge with the caller's stream: it waits for the caller's event, or its event is what the caller waits for. */
-static int is_caller_edge(const qe_binding *binding, uint32_t item) {
+static void find_caller_edges(const qe_binding *binding) {
     const qe_program *program = &binding->rank_plan->program;
-    const qe_item *at = &program->items[item];
-    if (at->kind != QE_ITEM_WAIT && at->kind != QE_ITEM_RECORD) return 0;
-    for (uint32_t i = 0; i < program->item_count; i++)
-        if (program->items[i].event == at->event && on_caller(binding, i) && program->items[i].kind != QE_ITEM_OP)
-            return 1;
-    return 0;
+    for (uint32_t i = 0; i < program->item_count; i++) {
+        if (!on_caller(binding, i) || program->items[i].kind == QE_ITEM_OP) continue;
+        for (uint32_t other = 0; other < program->item_count; other++) {
+            const qe_item *at = &program->items[other];
+            if ((at->kind == QE_ITEM_WAIT || at->kind == QE_ITEM_RECORD) && at->event == program->items[i].event)
+                binding->caller_edge[other] = 1;
+        }
+    }
 }
 
 static int in_segment(const qe_binding *binding, const qe_segment *segment, uint32_t item) {
-    return item >= segment->first && item < segment->end && !(segment->whole_step && is_caller_edge(binding, item));
+    return item >= segment->first && item < segment->end && !(segment->whole_step && binding->caller_edge[item]);
 }
 
 /* The comm streams join the recording at its beginning and come back at its end. */
@@ -207,10 +209,13 @@ static qe_status allocate(qe_rank *rank, qe_binding *binding, qe_error *error_ou
     binding->segments = calloc(program->item_count + 1u, sizeof *binding->segments);
     binding->graphs = calloc(program->item_count + 1u, sizeof *binding->graphs);
     binding->item_segment = malloc((program->item_count + 1u) * sizeof *binding->item_segment);
+    binding->caller_edge = calloc(program->item_count + 1u, sizeof *binding->caller_edge);
     binding->edge_events = calloc(program->stream_count + 1u, sizeof *binding->edge_events);
-    if (!binding->segments || !binding->graphs || !binding->item_segment || !binding->edge_events)
+    if (!binding->segments || !binding->graphs || !binding->item_segment || !binding->caller_edge ||
+        !binding->edge_events)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the graphs of rank %u", rank->index);
     memset(binding->item_segment, 0xff, (program->item_count + 1u) * sizeof *binding->item_segment);
+    find_caller_edges(binding); /* once: a launch must not look for them */
     for (uint32_t s = 0; s <= program->stream_count; s++)
         QE_TRY(rank->team->options.backend->stream->event_create(rank->device, &binding->edge_events[s], error_out));
     return QE_OK;
@@ -246,10 +251,12 @@ void qe_binding_uncapture(qe_rank *rank, qe_binding *binding) {
     free(binding->segments);
     free(binding->graphs);
     free(binding->item_segment);
+    free(binding->caller_edge);
     free(binding->edge_events);
     binding->segments = NULL;
     binding->graphs = NULL;
     binding->item_segment = NULL;
+    binding->caller_edge = NULL;
     binding->edge_events = NULL;
     binding->segment_count = binding->graph_count = 0;
 }
@@ -309,7 +316,7 @@ uint32_t qe_segment_broken(const qe_binding *binding, const qe_segment *segment,
 /* The caller's edges of a whole-step graph: waits go before the launch, records behind it. */
 static qe_status caller_edges(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_item_kind kind) {
     for (uint32_t item = segment->first; item < segment->end; item++)
-        if (binding->rank_plan->program.items[item].kind == kind && is_caller_edge(binding, item))
+        if (binding->rank_plan->program.items[item].kind == kind && binding->caller_edge[item])
             QE_TRY(qe_binding_run_item(rank, binding, item));
     return QE_OK;
 }

@@ -191,7 +191,6 @@ void qe_rank_step(qe_rank *rank) {
 /* Weights and scales moved on in training; the evaluation ledger is told. */
 static void follow_training(qe_rank *rank) {
     if (rank->train.plan == NULL) return;
-    const qe_program *program = &rank->evaluate.rank_plan->program;
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++) {
         const qe_weight_place *here = &rank->evaluate.places[weight], *there = &rank->train.places[weight];
         if (here->weight_object == QE_NONE) continue;
@@ -202,7 +201,6 @@ static void follow_training(qe_rank *rank) {
                 qe_ledger_touch(rank->evaluate.ledger, here->scale_object[role],
                                 qe_ledger_counter(rank->train.ledger, there->scale_object[role]));
     }
-    QE_ASSERT(program->object_count > 0);
 }
 
 void qe_rank_evaluate(qe_rank *rank) {

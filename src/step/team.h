@@ -48,6 +48,7 @@ typedef struct qe_binding {
     /* Captured execution; all empty when eager. */
     qe_segment *segments;
     uint32_t segment_count;
+    uint8_t *caller_edge;   /* [item_count] the item is an edge with the caller's stream */
     uint32_t *item_segment; /* [item_count] segment that begins there, or QE_NONE */
     qe_sealed_graph *graphs;
     uint32_t graph_count;
