@@ -6,6 +6,7 @@ enum {
     QE_STREAMS_MAX = 16,        /* streams of one rank: caller, compute, and a send and a receive per directed edge */
     QE_EFFECTS_MAX = 16,        /* effects of one op; the widest fused op declares ten */
     QE_RANKS_MAX = 64,          /* ranks that run in one process: each is a handful of threads */
+    QE_SCHEDULE_RANKS_MAX = 4096, /* ranks of a schedule that is only written, checked or simulated: one per stage */
     QE_STAGES_MAX = 4096,       /* stages a schedule may have; a stage index is 16 bits in an effect */
     QE_MICROBATCHES_MAX = 65536, /* microbatches of a step in a schedule */
     QE_CHUNKS_MAX = 64,         /* stages on one rank */

@@ -50,7 +50,7 @@ static int json_certificate(const char *argument, const qe_schedule *schedule, c
 }
 
 static int report_certificate(const qe_cli *cli, const char *argument, const qe_schedule *schedule) {
-    qe_schedule_peak peaks[QE_RANKS_MAX];
+    qe_schedule_peak peaks[QE_SCHEDULE_RANKS_MAX];
     qe_schedule_peaks(schedule, peaks);
     if (cli->json) return json_certificate(argument, schedule, peaks);
     print_certificate(argument, schedule, peaks);

@@ -15,7 +15,7 @@ int qe_schedule_argument_is_name(const char *argument) {
 static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
     uint64_t ranks, chunks, microbatches;
     uint64_t usual_chunks = qe_schedule_usual_chunks(name);
-    if (qe_cli_number(cli, "ranks", 1, QE_RANKS_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "ranks", 1, QE_SCHEDULE_RANKS_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "chunks", 1, QE_CHUNKS_MAX, usual_chunks, &chunks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "microbatches", 1, QE_MICROBATCHES_MAX, 2 * ranks, &microbatches) != 0) {
         return QE_EXIT_USAGE;
@@ -71,7 +71,7 @@ static int refuse_size(const qe_cli *cli, const char *path, const char *what, ui
 /* What a file cannot say of itself: a step's last microbatches, or a rank's whole row, may be missing from it. */
 static int expect_sizes(const qe_cli *cli, const char *path, qe_schedule *schedule) {
     uint64_t ranks, chunks, microbatches;
-    if (qe_cli_number(cli, "ranks", 1, QE_RANKS_MAX, schedule->ranks, &ranks) != 0) return QE_EXIT_USAGE;
+    if (qe_cli_number(cli, "ranks", 1, QE_SCHEDULE_RANKS_MAX, schedule->ranks, &ranks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "chunks", 1, QE_CHUNKS_MAX, 1, &chunks) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "microbatches", 1, QE_MICROBATCHES_MAX, schedule->microbatches, &microbatches) != 0) {
         return QE_EXIT_USAGE;

@@ -29,7 +29,7 @@ static qe_status check_shape(const qe_schedule *schedule, qe_error *error_out) {
     if (schedule->ranks == 0 || schedule->stages == 0 || schedule->microbatches == 0) {
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "a schedule has at least one rank, stage, microbatch");
     }
-    if (schedule->ranks > QE_RANKS_MAX || schedule->stages > QE_STAGES_MAX ||
+    if (schedule->ranks > QE_SCHEDULE_RANKS_MAX || schedule->stages > QE_STAGES_MAX ||
         schedule->microbatches > QE_MICROBATCHES_MAX ||
         schedule->rank_begin[schedule->ranks] > QE_SCHEDULE_ACTIONS_MAX) {
         return qe_error_set(error_out, QE_ERROR_LIMIT, NULL, "%u ranks, %u stages, %u microbatches: over the limits",

@@ -23,7 +23,7 @@ typedef struct reader {
     qe_action *actions;
     uint32_t action_count, action_capacity;
     uint32_t ranks, stages, microbatches;
-    uint32_t rank_begin[QE_RANKS_MAX + 1];
+    uint32_t rank_begin[QE_SCHEDULE_RANKS_MAX + 1];
 } reader;
 
 static int is_space(int c) { return c == ' ' || c == '\t' || c == '\r'; }
@@ -136,15 +136,15 @@ static qe_status end_cell(reader *from) {
         return refuse_row(from, QE_ERROR_FORMAT, from->blank_row, "give every rank a row with at least one action",
                           "has no action, but rows follow; each row is one rank");
     }
-    if (from->ranks == QE_RANKS_MAX) {
-        return refuse_row(from, QE_ERROR_LIMIT, from->row, NULL, "is one rank too many; at most 64 are taken");
+    if (from->ranks == QE_SCHEDULE_RANKS_MAX) {
+        return refuse_row(from, QE_ERROR_LIMIT, from->row, NULL, "is one rank too many; at most 4096 are taken");
     }
     if (from->trimmed_length < CELL_BYTES) from->text[from->trimmed_length] = '\0';
     qe_action action;
     QE_TRY(parse_cell(from, &action));
     return append(from, &action);
 }
-QE_STATIC_ASSERT(QE_RANKS_MAX == 64, "end_cell's text names this limit");
+QE_STATIC_ASSERT(QE_SCHEDULE_RANKS_MAX == 4096, "end_cell's text names this limit");
 
 static void begin_cell(reader *from, uint32_t cell) {
     from->cell = cell;

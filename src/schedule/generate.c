@@ -119,8 +119,11 @@ static qe_status check_request(const generator *order, const qe_schedule_request
                             "use " QE_SCHEDULE_NAMES ", or a CSV file of your own",
                             "no schedule is named \"%.64s\"", request->name == NULL ? "" : request->name);
     }
-    QE_TRY(check_range("ranks", request->ranks, QE_RANKS_MAX, error_out));
+    /* Orders that are arranged for all ranks at once do it in tables that grow with the square of the ranks. */
+    uint32_t ranks_max = order->put_row == NULL ? QE_RANKS_MAX : QE_SCHEDULE_RANKS_MAX;
+    QE_TRY(check_range("ranks", request->ranks, ranks_max, error_out));
     QE_TRY(check_range("chunks", request->chunks, QE_CHUNKS_MAX, error_out));
+    QE_TRY(check_range("ranks times chunks", request->ranks * request->chunks, QE_STAGES_MAX, error_out));
     QE_TRY(check_range("microbatches", request->microbatches, QE_MICROBATCHES_MAX, error_out));
     QE_TRY(check_chunks(order, request->chunks, error_out));
     QE_TRY(check_filling(order, request->ranks, request->microbatches, error_out));

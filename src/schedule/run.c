@@ -11,7 +11,7 @@
 typedef struct runner {
     const qe_schedule *schedule;
     const qe_order_index *index;
-    uint32_t done[QE_RANKS_MAX];
+    uint32_t done[QE_SCHEDULE_RANKS_MAX];
 } runner;
 
 static const qe_action *action_at(const runner *run, uint32_t index) { return &run->schedule->actions[index]; }
@@ -55,8 +55,8 @@ static int can_run(const runner *run, uint32_t index) {
 
 /* Ranks that may have something to do, each at most once. */
 typedef struct ready_ranks {
-    uint32_t rank[QE_RANKS_MAX], count;
-    uint8_t listed[QE_RANKS_MAX];
+    uint32_t rank[QE_SCHEDULE_RANKS_MAX], count;
+    uint8_t listed[QE_SCHEDULE_RANKS_MAX];
 } ready_ranks;
 
 static void list_rank(ready_ranks *ready, uint32_t rank) {
@@ -101,7 +101,7 @@ typedef struct walk {
     uint32_t *came_from; /* [actions]; QE_NONE: not reached */
     uint32_t *queue;     /* [actions] */
     uint32_t queued;
-    uint32_t swept[QE_RANKS_MAX]; /* actions of the row before this one are reached: keeps rows linear */
+    uint32_t swept[QE_SCHEDULE_RANKS_MAX]; /* actions of the row before this one are reached: keeps rows linear */
     uint32_t closing;             /* waits for start; QE_NONE until found */
 } walk;
 

@@ -5,7 +5,7 @@
 
 #include "base/assert.h"
 
-QE_STATIC_ASSERT(QE_RANKS_MAX * QE_CHUNKS_MAX <= QE_STAGES_MAX, "a generated schedule cannot exceed the stages");
+QE_STATIC_ASSERT(QE_SCHEDULE_RANKS_MAX <= QE_STAGES_MAX, "every rank has a stage");
 QE_STATIC_ASSERT(QE_STAGES_MAX <= UINT16_MAX, "a stage index is 16 bits in an action");
 
 qe_status qe_schedule_allocate(const qe_schedule *sizes, uint32_t action_count, qe_schedule *schedule_out,

@@ -166,10 +166,10 @@ static void a_long_cell_is_cut_in_the_message_and_long_padding_is_harmless(void 
 
 static void a_rank_too_many_is_a_limit(void **state) {
     (void)state;
-    char csv[65 * 8] = {0};
+    static char csv[4097 * 8];
     size_t at = 0;
-    for (int rank = 0; rank < 65; rank++) at += (size_t)snprintf(csv + at, sizeof csv - at, "%dF0\n", rank);
-    bad_file expected = {NULL, QE_ERROR_LIMIT, 65, 0, "row 65 is one rank too many", "at most 64"};
+    for (int rank = 0; rank < 4097; rank++) at += (size_t)snprintf(csv + at, sizeof csv - at, "%dF0\n", rank);
+    bad_file expected = {NULL, QE_ERROR_LIMIT, 4097, 0, "row 4097 is one rank too many", "at most 4096"};
     assert_refused(csv, at, &expected);
 }
 
