@@ -30,6 +30,7 @@ typedef struct qe_action {
     uint32_t microbatch;
     uint16_t stage;
     uint8_t kind;    /* qe_action_kind */
+    uint8_t paired;  /* 1: it runs overlapped with the next action of its row (OVERLAP_F_B) */
     uint32_t row, column; /* 1-based place in a CSV; 0 when generated */
 } qe_action;
 
