@@ -42,7 +42,8 @@ typedef struct qe_schedule {
 } qe_schedule;
 
 /* The names that generate knows, for texts. */
-#define QE_SCHEDULE_NAMES "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, 1f1b-v or sequential"
+#define QE_SCHEDULE_NAMES \
+    "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, v-min, 1f1b-v or sequential"
 
 typedef struct qe_schedule_request {
     const char *name;   /* one of QE_SCHEDULE_NAMES */

@@ -156,6 +156,8 @@ const qe_command qe_command_schedule = {
         "  zbh2            twice the forwards of zbh1 ahead: only the start is idle, twice the memory\n"
         "  interleaved-zb  zbh1 over several chunks per rank\n"
         "  zbv             two chunks per rank laid out as a V: zbh2's bubble at 1f1b's memory\n"
+        "  v-half          zbv's V at half of 1f1b's memory, with a bubble\n"
+        "  v-min           the same at a third of it; slow where F, I and W differ\n"
         "  1f1b-v          1f1b on zbv's V: two thirds of 1f1b's memory, a little less bubble\n"
         "  sequential      one microbatch at a time, the baseline\n"
         "\n"

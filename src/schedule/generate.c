@@ -1,5 +1,5 @@
 /* generate.c - finds a named order, refuses what it cannot do, and puts its rows together. The orders themselves are in
- * generate_rows.c and generate_v.c. */
+ * generate_rows.c and generate_v*.c. */
 #include "schedule/generate.h"
 #include "schedule/order.h"
 
@@ -28,6 +28,8 @@ static const generator GENERATORS[] = {
     {"zbh2", qe_row_zbh2, NULL, 1, 1, 1, 3, "interleaved-zb", 0, 0, 0},
     {"interleaved-zb", qe_row_interleaved_zb, NULL, 2, QE_CHUNKS_MAX, 2, 3, "zbh1", 1, 1, 0},
     {"zbv", qe_row_zbv, NULL, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
+    {"v-half", NULL, qe_rows_v_half, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
+    {"v-min", NULL, qe_rows_v_min, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
     {"1f1b-v", NULL, qe_rows_1f1b_v, 2, 2, 2, 2, "interleaved", 0, 0, 1},
     {"sequential", qe_row_sequential, NULL, 1, QE_CHUNKS_MAX, 1, 2, NULL, 0, 0, 0},
 };

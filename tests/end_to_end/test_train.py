@@ -110,6 +110,8 @@ class SameBits(Case):
                 ("--set", "pipeline.schedule=zbh2"),
                 ("--set", "pipeline.schedule=interleaved-zb", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=zbv", "--set", "pipeline.chunks=2"),
+                ("--set", "pipeline.schedule=v-half", "--set", "pipeline.chunks=2"),
+                ("--set", "pipeline.schedule=v-min", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=4"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=1"),
                 ("--placement", "copy"),

@@ -77,6 +77,60 @@ static void rows_of_1f1b_v_are_those_of_the_papers_code(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void rows_of_v_half_and_v_min_are_those_of_the_papers_code(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("v-half", 3, 2, 5);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 0I0 0W0 0F3 5F2 5I2 5W2 0I1 0W1 0F4 5F3 "
+                              "5I3 5W3 0I2 0W2 5F4 5I4 0I3 5W4 0W3 0I4 0W4");
+    assert_row(&schedule, 1, "1F0 1F1 4F0 4F1 4I0 4W0 1F2 1I0 4I1 4W1 4F2 1W0 1F3 1I1 4I2 4W2 4F3 1W1 1F4 "
+                              "1I2 4I3 4W3 4F4 1W2 1I3 4I4 4W4 1W3 1I4 1W4");
+    assert_row(&schedule, 2, "2F0 3F0 2F1 3F1 3I0 3W0 2I0 2W0 2F2 3F2 3I1 3W1 2I1 2W1 2F3 3F3 3I2 2I2 3W2 "
+                              "2F4 2W2 3F4 3I3 2I3 3W3 2W3 3I4 2I4 3W4 2W4");
+    static const uint32_t ranks[6] = {0, 1, 2, 2, 1, 0};
+    assert_memory_equal(schedule.stage_rank, ranks, sizeof ranks);
+    qe_schedule_deinit(&schedule);
+    schedule = generated("v-min", 3, 2, 5);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 5F0 5I0 5W0 5F1 0I0 5I1 5W1 0W0 5F2 0F3 0I1 5I2 5W2 0W1 5F3 0F4 "
+                              "0I2 5I3 5W3 0W2 5F4 5I4 0I3 5W4 0W3 0I4 0W4");
+    assert_row(&schedule, 1, "1F0 1F1 4F0 4F1 4I0 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 "
+                              "1F4 1W2 4I3 4F4 4W3 1I3 4I4 4W4 1W3 1I4 1W4");
+    assert_row(&schedule, 2, "2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 "
+                              "2W2 2F4 3F4 3I3 2I3 3W3 2W3 3I4 2I4 3W4 2W4");
+    assert_memory_equal(schedule.stage_rank, ranks, sizeof ranks);
+    qe_schedule_deinit(&schedule);
+}
+
+/* FNV-1a over what `qeffect schedule` writes. */
+static uint64_t digest_rows(uint64_t digest, const qe_schedule *schedule) {
+    char text[4096];
+    for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
+        (void)row_text(schedule, rank, text, sizeof text);
+        for (const char *at = text; *at != '\0'; at++) {
+            digest = (digest ^ (uint8_t)(*at == ' ' ? ',' : *at)) * 0x100000001b3;
+        }
+        digest = (digest ^ '\n') * 0x100000001b3;
+    }
+    return digest;
+}
+
+/* Few rows are read by people; these 168 sizes each were computed by the paper's code, zbv_greedy.py at 39f2c186. */
+static void all_small_sizes_of_v_half_and_v_min_are_those_of_the_papers_code(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        uint64_t digest;
+    } source[] = {{"v-half", 0xf2564d6081723c1f}, {"v-min", 0x0bdb6be4bf877e5f}};
+    for (size_t i = 0; i < sizeof source / sizeof source[0]; i++) {
+        uint64_t digest = 0xcbf29ce484222325;
+        for (uint32_t size = 0; size < 12 * 14; size++) {
+            qe_schedule schedule = generated(source[i].name, size / 14 + 1, 2, size % 14 + 1);
+            digest = digest_rows(digest, &schedule);
+            qe_schedule_deinit(&schedule);
+        }
+        assert_true(digest == source[i].digest);
+    }
+}
+
 static void the_second_chunk_of_a_v_runs_back_over_the_ranks(void **state) {
     (void)state;
     qe_schedule schedule = generated("zbv", 4, 2, 8);
@@ -230,6 +284,10 @@ static const golden GOLDEN[] = {
     {"interleaved-zb", 8, 2, 24, 16, 8, {70, 70}, {105, -1}, {142, -1}},
     {"zbv", 4, 2, 12, 8, 7, {30, 0}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"zbv", 8, 2, 24, 16, 15, {70, 0}, {84, 70}, {136, 80}},
+    {"v-half", 4, 2, 12, 6, 4, {50, 50}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"v-half", 8, 2, 24, 10, 4, {170, 170}, {239, -1}, {266, -1}},
+    {"v-min", 4, 2, 12, 4, 2, {110, 110}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"v-min", 8, 2, 24, 8, 2, {270, 270}, {617, -1}, {562, -1}},
     {"1f1b-v", 4, 2, 12, 6, 0, {150, 150}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"1f1b-v", 8, 2, 24, 12, 0, {330, 330}, {348, -1}, {530, -1}},
     /* (P-1)(F+I+W)/V by the definition of the order */
@@ -307,6 +365,32 @@ static void postponed_weight_gradients_per_rank_follow_the_formulas(void **state
         for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].weight, 2 * r + 1);
         for (uint32_t r = 0; r < 8; r++) assert_int_equal(peak[r].live, 16);
         qe_schedule_deinit(&schedule);
+    }
+}
+
+/* The paper's promise: half and a third of what 1f1b keeps, whatever the number of microbatches. */
+static void v_half_and_v_min_keep_half_and_a_third(void **state) {
+    (void)state;
+    for (uint32_t ranks = 4; ranks <= 32; ranks += 2) {
+        for (uint32_t microbatches = 3 * ranks; microbatches <= 12 * ranks; microbatches *= 2) {
+            qe_schedule_peak peak[32];
+            qe_schedule schedule = generated("v-half", ranks, 2, microbatches);
+            qe_schedule_peaks(&schedule, peak);
+            uint32_t most = 0, pending = 0;
+            for (uint32_t r = 0; r < ranks; r++) most = peak[r].live > most ? peak[r].live : most;
+            for (uint32_t r = 0; r < ranks; r++) pending = peak[r].weight > pending ? peak[r].weight : pending;
+            assert_int_equal((most + 1) / 2, (ranks + 2) / 2);
+            assert_in_range(pending, 1, 4);
+            qe_schedule_deinit(&schedule);
+            schedule = generated("v-min", ranks, 2, microbatches);
+            qe_schedule_peaks(&schedule, peak);
+            most = pending = 0;
+            for (uint32_t r = 0; r < ranks; r++) most = peak[r].live > most ? peak[r].live : most;
+            for (uint32_t r = 0; r < ranks; r++) pending = peak[r].weight > pending ? peak[r].weight : pending;
+            assert_int_equal((most + 1) / 2, (ranks + 4) / 3);
+            assert_in_range(pending, 1, 2);
+            qe_schedule_deinit(&schedule);
+        }
     }
 }
 
@@ -404,6 +488,8 @@ static const refusal REFUSALS[] = {
     {{"zbv", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; zbv needs exactly 2", "use 2, or zbh1 for 1"},
     {{"zbv", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; zbv needs exactly 2", "use 2, or interleaved-zb for 3"},
     {{"1f1b-v", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; 1f1b-v needs exactly 2", "use 2, or 1f1b for 1"},
+    {{"v-half", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; v-half needs exactly 2", "use 2, or zbh1 for 1"},
+    {{"v-min", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; v-min needs exactly 2", "use 2, or interleaved-zb for 3"},
     {{"interleaved-zb", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
     {{"interleaved-zb", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
     {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
@@ -446,6 +532,8 @@ int main(void) {
         cmocka_unit_test(rows_of_zbh2_are_the_published_ones),
         cmocka_unit_test(rows_are_those_of_pytorch),
         cmocka_unit_test(rows_of_1f1b_v_are_those_of_the_papers_code),
+        cmocka_unit_test(rows_of_v_half_and_v_min_are_those_of_the_papers_code),
+        cmocka_unit_test(all_small_sizes_of_v_half_and_v_min_are_those_of_the_papers_code),
         cmocka_unit_test(the_second_chunk_of_a_v_runs_back_over_the_ranks),
         cmocka_unit_test(sequential_takes_one_microbatch_through_all_stages_and_back),
         cmocka_unit_test(evaluation_keeps_only_the_forwards_in_the_same_order),
@@ -453,6 +541,7 @@ int main(void) {
         cmocka_unit_test(bubbles_and_peaks_are_the_published_ones),
         cmocka_unit_test(peaks_per_rank_follow_the_formulas_and_not_the_microbatches),
         cmocka_unit_test(postponed_weight_gradients_per_rank_follow_the_formulas),
+        cmocka_unit_test(v_half_and_v_min_keep_half_and_a_third),
         cmocka_unit_test(every_name_is_in_the_text_of_names),
         cmocka_unit_test(the_usual_number_of_chunks_is_one_that_the_order_takes),
         cmocka_unit_test(interleaved_peaks_follow_the_formula),
