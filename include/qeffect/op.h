@@ -74,6 +74,7 @@ typedef enum qe_op_kind {
     QE_OP_GUARD,              /* witness words are what this launch expects, or the fault word is set */
     QE_OP_SEND,               /* through the transport of the stream */
     QE_OP_RECV,
+    QE_OP_DELAY,              /* takes a given time and touches nothing: stands for work in measurements */
     QE_OP_KINDS
 } qe_op_kind;
 
@@ -287,6 +288,11 @@ typedef struct qe_args_transfer { /* QE_OP_SEND, QE_OP_RECV */
     uint64_t bytes;
 } qe_args_transfer;
 
+typedef struct qe_args_delay { /* host only */
+    uint64_t duration_ns;
+    uint64_t *span_ns;   /* [2] the monotonic clock when it began and when it ended */
+} qe_args_delay;
+
 enum { QE_OP_RAW_WORDS = 14 }; /* the largest arguments fit: op_layout.c asserts it */
 
 typedef union qe_op_args {
@@ -313,6 +319,7 @@ typedef union qe_op_args {
     qe_args_transfer transfer;
     qe_args_stamp stamp;
     qe_args_guard guard;
+    qe_args_delay delay;
 } qe_op_args;
 
 /* One op, ready to run. */

@@ -48,6 +48,7 @@ typedef struct qe_simulation_request {
     double pair;                /* time of a pair / (time of F + time of B); 0 stands for 1: nothing gained */
     double meet;                /* from the last rank's last action to the optimizers, under QE_SYNC_ALL */
     qe_release release;
+    int gradient_early;         /* 1: a full B sends its gradient behind its I, as QEffect's plans do; 0: at its end */
     qe_optimizer_sync sync;
 } qe_simulation_request;
 

@@ -30,6 +30,7 @@ const char *qe_op_name(qe_op_kind kind) {
         [QE_OP_GUARD] = "guard",
         [QE_OP_SEND] = "send",
         [QE_OP_RECV] = "recv",
+        [QE_OP_DELAY] = "delay",
     };
     QE_ASSERT(kind < QE_OP_KINDS);
     return names[kind];

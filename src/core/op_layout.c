@@ -65,6 +65,7 @@ static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
                      AT(qe_args_guard, fault)},
     [QE_OP_SEND] = {AT(qe_args_transfer, channel), AT(qe_args_transfer, bytes_at)},
     [QE_OP_RECV] = {AT(qe_args_transfer, channel), AT(qe_args_transfer, bytes_at)},
+    [QE_OP_DELAY] = {AT(qe_args_delay, span_ns)},
 };
 
 int qe_op_is_address(qe_op_kind kind, uint32_t offset_bytes) {

@@ -309,6 +309,13 @@ static double duration_of(const runner *run, uint32_t index, uint32_t count) {
     return count > 1 && run->request->pair > 0.0 ? duration * run->request->pair : duration;
 }
 
+/* When the result of an action that runs alone from `start` to `end` can be sent. */
+static double sent_of(const runner *run, const qe_action *action, double start, double end) {
+    if (action->kind != QE_ACTION_B || !run->request->gradient_early) return end;
+    double input = start + run->stages[action->stage].cost->time[QE_ACTION_I];
+    return input < end ? input : end;
+}
+
 /* Actions of the row that start together: 2 for a pair whose results are released at its end. */
 static uint32_t run_together(const runner *run, const rank_state *rank) {
     int paired = run->request->release == QE_RELEASE_PAIR && run->schedule->actions[rank->next].paired;
@@ -327,7 +334,8 @@ static int run_next(runner *run, rank_state *rank, qe_simulated_rank *result) {
     set_times(run, index, count, start, rank->free_at);
     for (uint32_t i = index; i < index + count; i++) {
         follow_memory(run, rank, result, &run->schedule->actions[i]);
-        release(run, &run->schedule->actions[i], rank->free_at);
+        const qe_action *action = &run->schedule->actions[i];
+        release(run, action, count > 1 ? rank->free_at : sent_of(run, action, start, rank->free_at));
     }
     rank->next += count;
     return 1;

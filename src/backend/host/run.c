@@ -1,5 +1,7 @@
 /* run.c - from an op to its kernel. */
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include "backend/host/host.h"
 #include "backend/host/linear.h"
@@ -54,6 +56,28 @@ static void copy_run(const qe_args_copy *args) {
     if (args->bytes > 0) memcpy(args->to, args->from, args->bytes);
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+enum { WAKE_NS = 300000 }; /* a sleeper is woken late by up to this much; what is left is waited for awake */
+
+static void sleep_until(uint64_t until_ns) {
+    const struct timespec end = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) != 0) {} /* a signal woke it */
+}
+
+/* Sleeps, so that ranks delay side by side however few cores there are. */
+static void delay_run(const qe_args_delay *args) {
+    const uint64_t begin = now_ns(), end = begin + args->duration_ns;
+    if (args->duration_ns > WAKE_NS) sleep_until(end - WAKE_NS);
+    while (now_ns() < end) sched_yield();
+    args->span_ns[0] = begin;
+    args->span_ns[1] = now_ns();
+}
+
 qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
     const host_kernels *kernels = device->kernels;
     host_sgemm *sgemm = device->blas->sgemm;
@@ -82,6 +106,7 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_FOLD: fold_run(&args->fold); break;
         case QE_OP_STAMP: stamp_run(&args->stamp); break;
         case QE_OP_GUARD: guard_run(&args->guard); break;
+        case QE_OP_DELAY: delay_run(&args->delay); break;
         case QE_OP_SEND:
         case QE_OP_RECV: return transfer_run(device, &args->transfer, op->kind);
         case QE_OP_KINDS: return QE_ERROR_ARGUMENT;

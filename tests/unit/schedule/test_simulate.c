@@ -158,10 +158,301 @@ static void a_simulation_of_thousands_of_actions_takes_about_a_millisecond(void 
     qe_schedule_deinit(&schedule);
 }
 
+/* Runs what the test wants and nothing may refuse. */
+static void run(const qe_simulation_request *request, qe_simulation *simulation) {
+    qe_error error = {0};
+    if (qe_simulation_run(request, simulation, &error) != QE_OK) fail_msg("%s", error.message);
+}
+
+static uint32_t index_of(const qe_schedule *schedule, const char *action) {
+    for (uint32_t i = 0; i < schedule->rank_begin[schedule->ranks]; i++) {
+        char text[32];
+        (void)qe_action_text(&schedule->actions[i], text, sizeof text);
+        if (strcmp(text, action) == 0) return i;
+    }
+    fail_msg("no %s", action);
+    return 0;
+}
+
+static double end_of(const qe_simulation *simulation, const qe_schedule *schedule, const char *action) {
+    return simulation->end[index_of(schedule, action)];
+}
+
+static void transfers_between_two_ranks_queue_behind_each_other(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,0F1,0F2\n1F0,1F1,1F2\n");
+    qe_stage_cost cost = {.time = {1, 1, 1, 2}, .output = 4};
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1, .latency = 0.5,
+                                     .bandwidth = 2};
+    qe_simulation found = {0};
+    run(&request, &found);
+    /* F ends at 1, 2, 3; the link is busy for 2 with each, and a message takes 0.5 more */
+    assert_near(found.start[3], 3.5, 0, "1F0");
+    assert_near(found.start[4], 5.5, 0, "1F1");
+    assert_near(found.start[5], 7.5, 0, "1F2");
+    request.bandwidth = 0;
+    run(&request, &found);
+    assert_near(found.start[3], 1.5, 0, "1F0");
+    assert_near(found.start[5], 3.5, 0, "1F2");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void chunks_that_join_the_same_ranks_share_the_link_and_directions_do_not(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,2F0\n1F0,3F0\n");
+    qe_stage_cost cost = {.time = {1, 1, 1, 2}, .output = 10};
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1, .bandwidth = 1};
+    qe_simulation found = {0};
+    run(&request, &found);
+    /* 0 -> 1 over 1 to 11, back over 12 to 22, 0 -> 1 again over 23 to 33 */
+    assert_near(found.makespan, 34, 0, "two chunks");
+    qe_schedule_deinit(&schedule);
+    schedule = schedule_of("0F0,2F0,0F1,2F1\n1F0,1F1,3F0,3F1\n");
+    run(&request, &found);
+    /* 0F0 crosses 1 to 11, 1F0 back 12 to 22; 2F0 ends at 23 and crosses to 33, 0F1 ends at 24 and waits for it */
+    assert_near(found.start[index_of(&schedule, "1F1")], 43, 0, "1F1");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void results_of_a_pair_are_sent_at_its_end_or_each_at_its_own(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n2F0,2B0,2F1,2B1\n");
+    schedule.actions[index_of(&schedule, "1F1")].paired = 1;
+    qe_stage_cost cost = qe_stage_cost_of(1, 1, 1, 1, 1);
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1};
+    qe_simulation found = {0};
+    run(&request, &found);
+    /* 1B0 needs 2B0, which ends at 5; the pair of F and B takes 3 and 2F1 waits for all of it */
+    assert_near(end_of(&found, &schedule, "1F1"), 8, 0, "at the end of the pair");
+    assert_near(end_of(&found, &schedule, "2F1"), 9, 0, "behind the pair");
+    assert_near(found.ranks[1].busy, 6, 0, "busy");
+    request.pair = 0.5;
+    run(&request, &found);
+    assert_near(end_of(&found, &schedule, "1B0"), 6.5, 0, "a pair that gains half");
+    request.release = QE_RELEASE_OP;
+    run(&request, &found);
+    assert_near(end_of(&found, &schedule, "1F1"), 3, 0, "as soon as it can");
+    assert_near(end_of(&found, &schedule, "1B0"), 7, 0, "one behind the other");
+    assert_near(end_of(&found, &schedule, "2F1"), 6, 0, "waits for 2B0 alone");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void a_pair_at_the_end_of_a_row_is_its_one_action(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,0B0\n");
+    schedule.actions[1].paired = 1;
+    qe_simulation found = simulated(&schedule, qe_stage_cost_of(1, 1, 1, 1, 1), 0);
+    assert_near(found.makespan, 3, 0, "makespan");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void a_full_backward_sends_its_gradient_at_its_end_or_behind_its_input_gradient(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("1f1b", 4, 1, 12);
+    qe_stage_cost cost = qe_stage_cost_of(1, 1, 1, 1, 1);
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1, .gradient_early = 1};
+    qe_simulation found = {0};
+    run(&request, &found);
+    assert_near(found.makespan_bubble, 6, 0, "(P-1)(F+I)");
+    assert_near(found.start[index_of(&schedule, "2B0")], 5, 0, "behind the I of 3B0, which starts at 4");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void optimizers_wait_for_all_ranks_or_for_none(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("zbh2", 4, 1, 12);
+    qe_stage_cost costs[4];
+    for (int stage = 0; stage < 4; stage++) costs[stage] = qe_stage_cost_of(1, 1, 1, 1, 1);
+    for (int stage = 0; stage < 4; stage++) costs[stage].optimizer = 0.5 + stage;
+    qe_simulation_request request = {.schedule = &schedule, .costs = costs, .cost_count = 4, .meet = 0.25};
+    qe_simulation found = {0};
+    run(&request, &found);
+    assert_near(found.makespan, 39, 0, "makespan");
+    assert_near(found.step, 39 + 0.25 + 3.5, 0, "the slowest optimizer behind the meeting");
+    request.sync = QE_SYNC_NONE;
+    run(&request, &found);
+    assert_near(found.step, 36 + 3.5, 0, "the period of the last rank");
+    assert_near(found.ranks[0].optimizer_end, found.ranks[0].end + 0.5, 0, "of rank 0");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void kept_sizes_follow_the_lifetimes_of_their_kinds(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,0F1,0I0,0I1,0W0,0W1\n");
+    qe_stage_cost cost = {.time = {1, 1, 1, 2}, .keep = {100, 10, 1}};
+    qe_simulation found = simulated(&schedule, cost, 0);
+    assert_near(found.peak_kept, 221, 0, "I0 makes its W while both forwards are kept");
+    assert_int_equal(found.ranks[0].peak[QE_KEEP_I], 2);
+    assert_int_equal(found.ranks[0].peak[QE_KEEP_X], 2);
+    assert_int_equal(found.ranks[0].peak[QE_KEEP_W], 2);
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void the_papers_peaks_with_a_smaller_share_for_w_are_reproduced(void **state) {
+    (void)state;
+    qe_schedule h1 = generated("zbh1", 8, 1, 24), h2 = generated("zbh2", 8, 1, 24);
+    qe_stage_cost cost = qe_stage_cost_of(1, 1, 1, 0.4, 1);
+    qe_simulation found1 = simulated(&h1, cost, 0), found2 = simulated(&h2, cost, 0);
+    for (int r = 0; r < 8; r++) {
+        assert_near(found1.ranks[r].peak_kept, (8 - r) + r * 0.4, 1e-9, "zbh1: (P-i+1) M_B + (i-1) M_W");
+        assert_near(found2.ranks[r].peak_kept, (15 - 2 * r) + 2 * r * 0.4, 1e-9, "zbh2: (2P-2i+1) M_B + (2i-2) M_W");
+    }
+    qe_simulation_deinit(&found1);
+    qe_simulation_deinit(&found2);
+    qe_schedule_deinit(&h1);
+    qe_schedule_deinit(&h2);
+}
+
+/* Small pseudo-random numbers; the seed is printed by nobody because it never changes. */
+static double next_time(uint32_t *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return 0.1 + (double)(*seed >> 24) / 64.0;
+}
+
+/* Where the input of action i comes from and when it is there. */
+static double arrival_of(const qe_schedule *s, const qe_simulation *found, uint32_t i, double latency) {
+    const qe_action *action = &s->actions[i];
+    double at = 0;
+    for (uint32_t j = 0; j < found->actions_count; j++) {
+        const qe_action *other = &s->actions[j];
+        int step = action->kind == QE_ACTION_F ? -1 : 1;
+        int same_way = (other->kind == QE_ACTION_F) == (action->kind == QE_ACTION_F) && other->kind != QE_ACTION_W;
+        if (action->kind == QE_ACTION_W || !same_way || other->microbatch != action->microbatch) continue;
+        if (other->stage != action->stage + step) continue;
+        at = found->end[j] + (s->stage_rank[other->stage] == s->stage_rank[action->stage] ? 0 : latency);
+    }
+    return at;
+}
+
+/* "starts when its rank is free and its input has arrived" has one solution on an order that can run. */
+static void assert_times_solve_the_definition(const qe_schedule *s, const qe_stage_cost *costs, double latency) {
+    qe_simulation_request request = {.schedule = s, .costs = costs, .cost_count = s->stages, .latency = latency};
+    qe_simulation found = {0};
+    run(&request, &found);
+    for (uint32_t i = 0; i < found.actions_count; i++) {
+        uint32_t rank = s->stage_rank[s->actions[i].stage];
+        double free_at = i == s->rank_begin[rank] ? 0 : found.end[i - 1];
+        double arrival = arrival_of(s, &found, i, latency);
+        assert_true(found.start[i] == (free_at > arrival ? free_at : arrival));
+        assert_true(found.end[i] == found.start[i] + costs[s->actions[i].stage].time[s->actions[i].kind]);
+    }
+    qe_simulation_deinit(&found);
+}
+
+static void times_of_every_order_solve_their_definition(void **state) {
+    (void)state;
+    uint32_t seed = 7;
+    for (uint32_t name = 0; qe_schedule_name(name) != NULL; name++) {
+        qe_schedule s = generated(qe_schedule_name(name), 4, qe_schedule_usual_chunks(qe_schedule_name(name)), 12);
+        qe_stage_cost costs[8] = {0};
+        for (uint32_t stage = 0; stage < s.stages; stage++) {
+            for (int kind = 0; kind < QE_ACTION_KINDS; kind++) costs[stage].time[kind] = next_time(&seed);
+        }
+        assert_times_solve_the_definition(&s, costs, 0.3);
+        qe_schedule_deinit(&s);
+    }
+}
+
+static void counts_of_kept_pairs_are_those_of_the_certificate(void **state) {
+    (void)state;
+    for (uint32_t name = 0; qe_schedule_name(name) != NULL; name++) {
+        qe_schedule s = generated(qe_schedule_name(name), 4, qe_schedule_usual_chunks(qe_schedule_name(name)), 12);
+        qe_schedule_peak peaks[4];
+        qe_schedule_peaks(&s, peaks);
+        qe_simulation found = simulated(&s, qe_stage_cost_of(1, 1, 1, 1, 1), 0);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            assert_int_equal(found.ranks[rank].peak[QE_KEEP_I], peaks[rank].activation);
+            assert_int_equal(found.ranks[rank].peak[QE_KEEP_W], peaks[rank].weight);
+            assert_int_equal(found.ranks[rank].peak[QE_KEEP_X], peaks[rank].live);
+        }
+        qe_simulation_deinit(&found);
+        qe_schedule_deinit(&s);
+    }
+}
+
+static void an_evaluation_keeps_one_microbatch(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,0F1,0F2\n1F0,1F1,1F2\n");
+    qe_simulation found = simulated(&schedule, qe_stage_cost_of(1, 1, 1, 1, 1), 0);
+    assert_near(found.peak_kept, 1, 0, "peak");
+    assert_near(found.makespan, 4, 0, "makespan");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
+static void a_schedule_that_stops_is_refused_and_the_simulation_can_be_used_again(void **state) {
+    (void)state;
+    qe_schedule stuck = schedule_of("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), good = generated("1f1b", 2, 1, 2);
+    qe_stage_cost cost = qe_stage_cost_of(1, 1, 1, 1, 1);
+    qe_simulation_request request = {.schedule = &stuck, .costs = &cost, .cost_count = 1};
+    qe_simulation found = {0};
+    qe_error error = {0};
+    assert_int_equal(qe_simulation_run(&request, &found, &error), QE_CONTRACT);
+    assert_string_equal(error.message, "6 actions of the schedule never run");
+    assert_int_equal(found.actions_count, 0);
+    assert_int_equal(found.ranks_count, 0);
+    request.schedule = &good;
+    run(&request, &found);
+    assert_near(found.makespan, 9, 0, "makespan");
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&stuck);
+    qe_schedule_deinit(&good);
+}
+
+static void assert_refused(const qe_simulation_request *request, const char *message) {
+    qe_simulation found = {0};
+    qe_error error = {0};
+    assert_int_equal(qe_simulation_run(request, &found, &error), QE_ERROR_ARGUMENT);
+    if (strstr(error.message, message) == NULL) fail_msg("%s", error.message);
+    assert_null(found.memory);
+    qe_simulation_deinit(&found);
+}
+
+static void costs_and_indices_that_make_no_sense_are_refused(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("1f1b", 2, 1, 2);
+    qe_stage_cost costs[2] = {{.time = {1, 1, 1, 1}}, {.time = {1, 1, 1, 1}}};
+    qe_simulation_request request = {.schedule = &schedule, .costs = costs, .cost_count = 3};
+    assert_refused(&request, "found costs of 3 stages, the schedule has 2");
+    request.cost_count = 2;
+    costs[1].keep[QE_KEEP_X] = -1;
+    assert_refused(&request, "a cost of stage 1 is negative");
+    costs[1].keep[QE_KEEP_X] = 0;
+    costs[0].time[QE_ACTION_W] = NAN;
+    assert_refused(&request, "a cost of stage 0 is negative or not a number");
+    costs[0].time[QE_ACTION_W] = 1;
+    request.latency = INFINITY;
+    assert_refused(&request, "latency, bandwidth, pair or meet");
+    request.latency = 0;
+    schedule.actions[1].stage = 2;
+    assert_refused(&request, "action 1 is of stage 2, microbatch 1; the schedule has 2 and 2");
+    qe_schedule_deinit(&schedule);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_golden_table_is_reproduced),
         cmocka_unit_test(the_bubble_rates_of_the_zero_bubble_paper_are_reproduced),
+        cmocka_unit_test(transfers_between_two_ranks_queue_behind_each_other),
+        cmocka_unit_test(chunks_that_join_the_same_ranks_share_the_link_and_directions_do_not),
+        cmocka_unit_test(results_of_a_pair_are_sent_at_its_end_or_each_at_its_own),
+        cmocka_unit_test(a_pair_at_the_end_of_a_row_is_its_one_action),
+        cmocka_unit_test(a_full_backward_sends_its_gradient_at_its_end_or_behind_its_input_gradient),
+        cmocka_unit_test(optimizers_wait_for_all_ranks_or_for_none),
+        cmocka_unit_test(kept_sizes_follow_the_lifetimes_of_their_kinds),
+        cmocka_unit_test(the_papers_peaks_with_a_smaller_share_for_w_are_reproduced),
+        cmocka_unit_test(times_of_every_order_solve_their_definition),
+        cmocka_unit_test(counts_of_kept_pairs_are_those_of_the_certificate),
+        cmocka_unit_test(an_evaluation_keeps_one_microbatch),
+        cmocka_unit_test(a_schedule_that_stops_is_refused_and_the_simulation_can_be_used_again),
+        cmocka_unit_test(costs_and_indices_that_make_no_sense_are_refused),
         cmocka_unit_test(a_simulation_of_thousands_of_actions_takes_about_a_millisecond),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
