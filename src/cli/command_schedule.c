@@ -1,91 +1,11 @@
 /* command_schedule.c - `qeffect schedule`: writes a named schedule as CSV. A file appears whole or not at all. */
 #include "cli/schedule_argument.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <jansson.h>
+#include "cli/output.h"
 
-static int refuse_output(const qe_cli *cli, const char *path, const qe_error *error) {
-    qe_error placed = *error;
-    (void)qe_error_place(&placed, path, 0, 0);
-    return qe_cli_error(cli, &placed);
-}
-
-static int refuse_system(const qe_cli *cli, const char *path, const char *what, int reason) {
-    qe_error error = {0};
-    (void)qe_error_set(&error, QE_ERROR_IO, "check the folder, its permissions and the space left", "%s: %s", what,
-                       strerror(reason));
-    return refuse_output(cli, path, &error);
-}
-
-static int write_in_place(const qe_cli *cli, const char *path, const qe_schedule *schedule) {
-    qe_error error = {0};
-    FILE *file = fopen(path, "w");
-    if (file == NULL) return refuse_system(cli, path, "cannot open the output", errno);
-    qe_status status = qe_schedule_write_csv(schedule, file, &error);
-    if (fclose(file) != 0 && status == QE_OK) return refuse_system(cli, path, "cannot write the output", errno);
-    return status == QE_OK ? QE_EXIT_OK : refuse_output(cli, path, &error);
-}
-
-/* Writes and syncs the file beside; 0, or the exit status after printing. Takes `descriptor`. */
-static int fill_beside(const qe_cli *cli, const char *path, int descriptor, const qe_schedule *schedule) {
-    qe_error error = {0};
-    FILE *file = fdopen(descriptor, "w");
-    if (file == NULL) {
-        int reason = errno;
-        (void)close(descriptor);
-        return refuse_system(cli, path, "cannot open the output", reason);
-    }
-    mode_t mask = umask(0); /* the only way to read it; commands run on one thread */
-    (void)umask(mask);
-    (void)fchmod(descriptor, 0666 & ~mask);
-    qe_status status = qe_schedule_write_csv(schedule, file, &error);
-    if (status == QE_OK && fsync(descriptor) != 0) {
-        status = qe_error_set(&error, QE_ERROR_IO, NULL, "cannot write the output: %s", strerror(errno));
-    }
-    if (fclose(file) != 0 && status == QE_OK) {
-        status = qe_error_set(&error, QE_ERROR_IO, NULL, "cannot write the output: %s", strerror(errno));
-    }
-    return status == QE_OK ? QE_EXIT_OK : refuse_output(cli, path, &error);
-}
-
-static int write_beside(const qe_cli *cli, const char *path, char *beside, const qe_schedule *schedule) {
-    int descriptor = mkstemp(beside);
-    if (descriptor < 0) return refuse_system(cli, path, "cannot create the output", errno);
-    int status = fill_beside(cli, path, descriptor, schedule);
-    if (status == QE_EXIT_OK && rename(beside, path) != 0) {
-        status = refuse_system(cli, path, "cannot put the output in place", errno);
-    }
-    if (status != QE_EXIT_OK) (void)unlink(beside);
-    return status;
-}
-
-/* Renaming over a pipe or a device would take it away, and /dev/stdout may stand for somebody's open file. */
-static int is_replaceable(const char *path) {
-    struct stat there;
-    if (strncmp(path, "/dev/", 5) == 0) return 0;
-    return stat(path, &there) != 0 || S_ISREG(there.st_mode);
-}
-
-static int write_file(const qe_cli *cli, const char *path, const qe_schedule *schedule) {
-    if (!is_replaceable(path)) return write_in_place(cli, path, schedule);
-    char *target = realpath(path, NULL); /* a link keeps being one: what it points to is replaced */
-    const char *place = target == NULL ? path : target;
-    size_t bytes = strlen(place) + sizeof ".XXXXXX";
-    char *beside = malloc(bytes);
-    int status;
-    if (beside == NULL) {
-        status = refuse_system(cli, path, "cannot create the output", ENOMEM);
-    } else {
-        (void)snprintf(beside, bytes, "%s.XXXXXX", place);
-        status = write_beside(cli, place, beside, schedule);
-    }
-    free(beside);
-    free(target);
-    return status;
+static qe_status write_csv(const void *schedule, FILE *file, qe_error *error_out) {
+    return qe_schedule_write_csv(schedule, file, error_out);
 }
 
 static json_t *json_orders(const qe_schedule *schedule) {
@@ -114,7 +34,7 @@ static int write_schedule(const qe_cli *cli, const char *name, const qe_schedule
     const char *path = qe_cli_value(cli, "output");
     qe_error error = {0};
     if (path != NULL) {
-        int status = write_file(cli, path, schedule);
+        int status = qe_cli_write_file(cli, path, write_csv, schedule);
         if (status != QE_EXIT_OK) return status;
     }
     if (cli->json) return json_report(name, path, schedule);

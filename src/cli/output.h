@@ -1,0 +1,14 @@
+/* output.h - a file that a command writes appears whole or not at all. */
+#ifndef QE_CLI_OUTPUT_H
+#define QE_CLI_OUTPUT_H
+
+#include "cli/cli.h"
+
+/* Writes and flushes the content. */
+typedef qe_status qe_cli_writer(const void *context, FILE *file, qe_error *error_out);
+
+/* Writes beside `path`, syncs, and renames into place; pipes and devices are written in place. Returns an exit status;
+ * it has printed what is wrong. */
+int qe_cli_write_file(const qe_cli *cli, const char *path, qe_cli_writer *writer, const void *context);
+
+#endif
