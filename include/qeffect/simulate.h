@@ -55,7 +55,7 @@ typedef struct qe_simulation_request {
 typedef struct qe_simulated_rank {
     double begin, end;      /* start of its first action, end of its last */
     double busy;            /* in actions; end - begin - busy is what it waits in between */
-    double optimizer_end;
+    double optimizer_begin, optimizer_end;
     double peak_kept;       /* largest size kept at once */
     uint32_t peak[QE_KEEPS]; /* most (stage, microbatch) pairs that keep each kind; a B needs no W of its own */
 } qe_simulated_rank;
@@ -69,6 +69,7 @@ typedef struct qe_simulation {
     double stage_bubble;    /* span - work: lost by one whose optimizers do not */
     double step;            /* time from step to step: with optimizers, as `sync` says */
     double peak_kept;       /* of the rank that keeps most */
+    int synchronised;       /* optimizers began when all ranks had ended */
     uint32_t ranks_count, actions_count;
     qe_simulated_rank *ranks; /* [ranks_count] */
     double *start, *end;      /* [actions_count] of every action, by its index in the schedule */

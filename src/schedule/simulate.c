@@ -367,9 +367,11 @@ static double larger(double a, double b) { return a > b ? a : b; }
 static void follow_optimizers(runner *run) {
     qe_simulation *out = run->out;
     int all = run->request->sync == QE_SYNC_ALL;
+    out->synchronised = all;
     for (uint32_t index = 0; index < run->schedule->ranks; index++) {
         qe_simulated_rank *rank = &out->ranks[index];
-        rank->optimizer_end = (all ? out->makespan + run->request->meet : rank->end) + run->ranks[index].optimizer;
+        rank->optimizer_begin = all ? out->makespan + run->request->meet : rank->end;
+        rank->optimizer_end = rank->optimizer_begin + run->ranks[index].optimizer;
         out->step = larger(out->step, all ? rank->optimizer_end : rank->optimizer_end - rank->begin);
     }
 }
