@@ -23,7 +23,8 @@ enum { THREAD_ACTIONS, THREAD_STEP };
 static double us(const timeline *t, double time) { return time * t->drawing->unit_us; }
 
 static void put_name(timeline *t, uint32_t rank, const char *what, int thread, const char *name) {
-    PUT(t, ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}}", rank, thread, what, name);
+    PUT(t, ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}}", rank, thread, what,
+        name);
 }
 
 static void put_names(timeline *t, uint32_t rank) {
@@ -108,8 +109,8 @@ static void put_arrow(timeline *t, uint32_t rank, uint32_t index) {
 
 static void put_step_end(timeline *t, uint32_t rank) {
     const qe_simulated_rank *r = &t->times->ranks[rank];
-    PUT(t, ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":%d,\"name\":\"commit\",\"cat\":\"step\",\"ts\":%.3f,\"dur\":%.3f}", rank,
-        THREAD_STEP, us(t, r->optimizer_begin), us(t, r->optimizer_end - r->optimizer_begin));
+    PUT(t, ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":%d,\"name\":\"commit\",\"cat\":\"step\",\"ts\":%.3f,\"dur\":%.3f}",
+        rank, THREAD_STEP, us(t, r->optimizer_begin), us(t, r->optimizer_end - r->optimizer_begin));
     PUT(t, ",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":%u,\"tid\":%d,\"name\":\"fold of scales\",\"cat\":\"step\","
            "\"ts\":%.3f}",
         rank, THREAD_STEP, us(t, r->optimizer_end));
