@@ -39,11 +39,21 @@ typedef struct qe_schedule {
     uint32_t *rank_begin;  /* [ranks + 1]: rank r's actions are actions[rank_begin[r] .. rank_begin[r+1]) */
     uint32_t *stage_rank;  /* [stages]: the rank a stage lives on; QE_NONE when no action names it */
     qe_action *actions;
+    /* So many microbatches, the last ones, run the other way (dualpipe): their stage s lives on the rank of stage
+     * stages-1-s, so that every stage is on two ranks, each with weights of its own. Else 0. */
+    uint32_t reversed;
 } qe_schedule;
+
+/* The rank where a microbatch meets a stage. Requires: stage < stages. */
+static inline uint32_t qe_schedule_rank(const qe_schedule *schedule, uint32_t stage, uint32_t microbatch) {
+    int reversed = schedule->reversed > 0 && microbatch >= schedule->microbatches - schedule->reversed;
+    return schedule->stage_rank[reversed ? schedule->stages - 1 - stage : stage];
+}
 
 /* The names that generate knows, for texts. */
 #define QE_SCHEDULE_NAMES \
-    "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, v-min, 1f1b-v or sequential"
+    "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, v-min, 1f1b-v, dualpipe, " \
+    "dualpipev or sequential"
 
 typedef struct qe_schedule_request {
     const char *name;   /* one of QE_SCHEDULE_NAMES */

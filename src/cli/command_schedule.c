@@ -79,6 +79,8 @@ const qe_command qe_command_schedule = {
         "  v-half          zbv's V at half of 1f1b's memory, with a bubble\n"
         "  v-min           the same at a third of it; slow where F, I and W differ\n"
         "  1f1b-v          1f1b on zbv's V: two thirds of 1f1b's memory, a little less bubble\n"
+        "  dualpipe        two streams from both ends, each stage on two ranks: half the bubble, twice the weights\n"
+        "  dualpipev       the same on zbv's V, each stage once\n"
         "  sequential      one microbatch at a time, the baseline\n"
         "\n"
         "The file is what PyTorch's pipelining reads (compute_only) and `qeffect check` and `qeffect train` take:\n"

@@ -122,7 +122,10 @@ static qe_status forwards_of(const qe_schedule *schedule, qe_schedule *out, qe_e
     memcpy(out->stage_rank, schedule->stage_rank, schedule->stages * sizeof *out->stage_rank);
     for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
         for (uint32_t i = schedule->rank_begin[rank]; i < schedule->rank_begin[rank + 1]; i++)
-            if (schedule->actions[i].kind == QE_ACTION_F) out->actions[kept++] = schedule->actions[i];
+            if (schedule->actions[i].kind == QE_ACTION_F) {
+                out->actions[kept] = schedule->actions[i];
+                out->actions[kept++].paired = 0; /* the B that it was paired with is not there */
+            }
         out->rank_begin[rank + 1] = kept;
     }
     return QE_OK;

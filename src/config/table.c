@@ -82,7 +82,7 @@ static const qe_settings_row rows[] = {
 
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, "
-             "v-min, 1f1b-v) or the path of a PyTorch CSV."},
+             "v-min, 1f1b-v, dualpipev) or the path of a PyTorch CSV."},
     {.key = "pipeline.ranks", AT(pipeline.ranks), WHOLE(QE_ROW_U32, 1, 64), .initial = "2",
      .help = "Pipeline ranks; each computes on its own thread."},
     {.key = "pipeline.chunks", AT(pipeline.chunks), WHOLE(QE_ROW_U32, 1, 64), .initial = "1",

@@ -143,12 +143,21 @@ static qe_status plan_fill(qe_plan *plan, const qe_schedule *schedule, qe_violat
     return certify(plan, violations_out, error_out);
 }
 
+static qe_status both_ways_check(const qe_schedule *schedule, qe_error *error_out) {
+    if (schedule->reversed == 0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "use dualpipev, the same order on a V: it holds every weight once",
+                        "a schedule that runs both ways (dualpipe) holds the weights of every stage on two ranks, "
+                        "whose gradients would have to be added; that is not built");
+}
+
 qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, const void *model,
                          const qe_plan_options *options, qe_plan **plan_out, qe_violations *violations_out,
                          qe_counterexample *counterexample_out, qe_error *error_out) {
     memset(violations_out, 0, sizeof *violations_out);
     memset(counterexample_out, 0, sizeof *counterexample_out);
     QE_TRY(qe_schedule_check(schedule, counterexample_out, error_out));
+    QE_TRY(both_ways_check(schedule, error_out));
     QE_TRY(sizes_check(schedule, ops, model, error_out));
     qe_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a plan");

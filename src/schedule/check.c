@@ -35,6 +35,9 @@ static qe_status check_shape(const qe_schedule *schedule, qe_error *error_out) {
         return qe_error_set(error_out, QE_ERROR_LIMIT, NULL, "%u ranks, %u stages, %u microbatches: over the limits",
                             schedule->ranks, schedule->stages, schedule->microbatches);
     }
+    if (schedule->reversed > schedule->microbatches) {
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "more microbatches are reversed than there are");
+    }
     for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
         if (schedule->rank_begin[rank] > schedule->rank_begin[rank + 1]) {
             return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u's row ends before it begins", rank);
@@ -61,7 +64,7 @@ static qe_status refuse_range(uint32_t action, uint32_t bound, uint32_t index, q
 static qe_status refuse_rank(const qe_schedule *schedule, uint32_t index, uint32_t rank,
                              qe_counterexample *counterexample_out, qe_error *error_out) {
     uint16_t stage = schedule->actions[index].stage;
-    uint32_t home = schedule->stage_rank[stage];
+    uint32_t home = qe_schedule_rank(schedule, stage, schedule->actions[index].microbatch);
     qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_PLACE, .expected = home, .found = rank};
     if (home >= schedule->ranks) return qe_counterexample_set(counterexample_out, &facts, &index, 1, error_out);
     for (uint32_t i = schedule->rank_begin[home]; i < schedule->rank_begin[home + 1]; i++) {
@@ -81,7 +84,7 @@ static qe_status check_action_place(const qe_schedule *schedule, uint32_t index,
     if (action->microbatch >= schedule->microbatches) {
         return refuse_range(index, schedule->microbatches, action->microbatch, counterexample_out, error_out);
     }
-    if (schedule->stage_rank[action->stage] == rank) return QE_OK;
+    if (qe_schedule_rank(schedule, action->stage, action->microbatch) == rank) return QE_OK;
     return refuse_rank(schedule, index, rank, counterexample_out, error_out);
 }
 

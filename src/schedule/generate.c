@@ -1,11 +1,20 @@
-/* generate.c - finds a named order, refuses what it cannot do, and puts its rows together. The orders themselves are in
- * generate_rows.c and generate_v*.c. */
+/* generate.c - finds a named order, refuses what it cannot do, and puts its rows together. The orders
+ * themselves are in generate_rows.c, generate_v*.c and generate_dualpipe.c. */
 #include "schedule/generate.h"
 #include "schedule/order.h"
 
 #include <string.h>
 
 #include "base/assert.h"
+
+/* What an order is like, and what it needs for that. */
+enum {
+    FILLS_PIPELINE = 1 << 0, /* defined from `ranks` microbatches on */
+    IN_ROUNDS = 1 << 1,      /* the microbatches must part into equal rounds */
+    FOLDED = 1 << 2,         /* qe_row.folded */
+    FILLS_TWICE = 1 << 3,    /* defined from 2 * `ranks` microbatches on */
+    BOTH_WAYS = 1 << 4,      /* half of the microbatches run the other way: ranks and microbatches are even */
+};
 
 typedef struct generator {
     const char *name;
@@ -14,24 +23,24 @@ typedef struct generator {
     uint32_t chunks_min, chunks_max, chunks_usual;
     uint32_t actions_per_pair; /* 2: F B, 3: F I W */
     const char *instead;       /* the order to take for another number of chunks */
-    int fills_pipeline;        /* the order is defined from `ranks` microbatches on */
-    int in_rounds;             /* the microbatches must part into equal rounds */
-    int folded;                /* qe_row.folded */
+    uint32_t traits;
 } generator;
 
 static const generator GENERATORS[] = {
-    {"gpipe", qe_row_gpipe, NULL, 1, 1, 1, 2, "looped-bfs", 0, 0, 0},
-    {"looped-bfs", qe_row_looped_bfs, NULL, 1, QE_CHUNKS_MAX, 2, 2, NULL, 0, 0, 0},
-    {"1f1b", qe_row_1f1b, NULL, 1, 1, 1, 2, "interleaved", 0, 0, 0},
-    {"interleaved", qe_row_interleaved, NULL, 2, QE_CHUNKS_MAX, 2, 2, "1f1b", 1, 1, 0},
-    {"zbh1", qe_row_zbh1, NULL, 1, 1, 1, 3, "interleaved-zb", 1, 0, 0},
-    {"zbh2", qe_row_zbh2, NULL, 1, 1, 1, 3, "interleaved-zb", 0, 0, 0},
-    {"interleaved-zb", qe_row_interleaved_zb, NULL, 2, QE_CHUNKS_MAX, 2, 3, "zbh1", 1, 1, 0},
-    {"zbv", qe_row_zbv, NULL, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
-    {"v-half", NULL, qe_rows_v_half, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
-    {"v-min", NULL, qe_rows_v_min, 2, 2, 2, 3, "interleaved-zb", 0, 0, 1},
-    {"1f1b-v", NULL, qe_rows_1f1b_v, 2, 2, 2, 2, "interleaved", 0, 0, 1},
-    {"sequential", qe_row_sequential, NULL, 1, QE_CHUNKS_MAX, 1, 2, NULL, 0, 0, 0},
+    {"gpipe", qe_row_gpipe, NULL, 1, 1, 1, 2, "looped-bfs", 0},
+    {"looped-bfs", qe_row_looped_bfs, NULL, 1, QE_CHUNKS_MAX, 2, 2, NULL, 0},
+    {"1f1b", qe_row_1f1b, NULL, 1, 1, 1, 2, "interleaved", 0},
+    {"interleaved", qe_row_interleaved, NULL, 2, QE_CHUNKS_MAX, 2, 2, "1f1b", FILLS_PIPELINE | IN_ROUNDS},
+    {"zbh1", qe_row_zbh1, NULL, 1, 1, 1, 3, "interleaved-zb", FILLS_PIPELINE},
+    {"zbh2", qe_row_zbh2, NULL, 1, 1, 1, 3, "interleaved-zb", 0},
+    {"interleaved-zb", qe_row_interleaved_zb, NULL, 2, QE_CHUNKS_MAX, 2, 3, "zbh1", FILLS_PIPELINE | IN_ROUNDS},
+    {"zbv", qe_row_zbv, NULL, 2, 2, 2, 3, "interleaved-zb", FOLDED},
+    {"v-half", NULL, qe_rows_v_half, 2, 2, 2, 3, "interleaved-zb", FOLDED},
+    {"v-min", NULL, qe_rows_v_min, 2, 2, 2, 3, "interleaved-zb", FOLDED},
+    {"1f1b-v", NULL, qe_rows_1f1b_v, 2, 2, 2, 2, "interleaved", FOLDED},
+    {"dualpipe", qe_row_dualpipe, NULL, 1, 1, 1, 3, "dualpipev", FILLS_TWICE | BOTH_WAYS},
+    {"dualpipev", qe_row_dualpipev, NULL, 2, 2, 2, 3, "interleaved-zb", FOLDED | FILLS_TWICE},
+    {"sequential", qe_row_sequential, NULL, 1, QE_CHUNKS_MAX, 1, 2, NULL, 0},
 };
 static const size_t GENERATOR_COUNT = sizeof GENERATORS / sizeof GENERATORS[0];
 
@@ -91,7 +100,7 @@ static uint32_t rounds_nearest(uint32_t ranks, uint32_t microbatches) {
 
 /* Some orders are defined for any number of microbatches; the others fill the pipeline first. */
 static qe_status check_filling(const generator *order, uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
-    if (!order->fills_pipeline || microbatches >= ranks) return QE_OK;
+    if (!(order->traits & FILLS_PIPELINE) || microbatches >= ranks) return QE_OK;
     char remedy[96];
     (void)snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u, or use 1f1b", ranks);
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
@@ -100,7 +109,7 @@ static qe_status check_filling(const generator *order, uint32_t ranks, uint32_t 
 }
 
 static qe_status check_rounds(const generator *order, uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
-    if (!order->in_rounds || rounds_fit(ranks, microbatches)) return QE_OK;
+    if (!(order->traits & IN_ROUNDS) || rounds_fit(ranks, microbatches)) return QE_OK;
     char remedy[96];
     (void)snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u",
                    rounds_nearest(ranks, microbatches));
@@ -110,6 +119,29 @@ static qe_status check_rounds(const generator *order, uint32_t ranks, uint32_t m
                         order->name, ranks, rounds, microbatches, rounds);
 }
 
+static qe_status check_twice(const generator *order, uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
+    if (!(order->traits & FILLS_TWICE) || microbatches >= 2 * ranks) return QE_OK;
+    char remedy[96];
+    (void)snprintf(remedy, sizeof remedy, "the nearest number of microbatches that fits is %u, or use zbv", 2 * ranks);
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy,
+                        "%s needs at least twice as many microbatches as ranks (%u), found %u", order->name, 2 * ranks,
+                        microbatches);
+}
+
+static qe_status check_both_ways(const generator *order, uint32_t ranks, uint32_t microbatches, qe_error *error_out) {
+    if (!(order->traits & BOTH_WAYS)) return QE_OK;
+    if (ranks % 2 != 0) {
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use one rank more or less, or dualpipev",
+                            "%s needs an even number of ranks, found %u: two ranks share their stages", order->name,
+                            ranks);
+    }
+    if (microbatches % 2 == 0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use one microbatch more or less, or dualpipev",
+                        "%s needs an even number of microbatches, found %u: half of them enter at each end",
+                        order->name, microbatches);
+}
+
+/* At most: B does what I and W do. */
 static uint64_t count_actions(const generator *order, const qe_schedule_request *request) {
     uint64_t pairs = (uint64_t)request->ranks * request->chunks * request->microbatches;
     return pairs * (request->forward_only ? 1 : order->actions_per_pair);
@@ -130,6 +162,8 @@ static qe_status check_request(const generator *order, const qe_schedule_request
     QE_TRY(check_chunks(order, request->chunks, error_out));
     QE_TRY(check_filling(order, request->ranks, request->microbatches, error_out));
     QE_TRY(check_rounds(order, request->ranks, request->microbatches, error_out));
+    QE_TRY(check_both_ways(order, request->ranks, request->microbatches, error_out));
+    QE_TRY(check_twice(order, request->ranks, request->microbatches, error_out));
     uint64_t actions = count_actions(order, request);
     if (actions > QE_SCHEDULE_ACTIONS_MAX) {
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use fewer microbatches, chunks or ranks",
@@ -139,21 +173,23 @@ static qe_status check_request(const generator *order, const qe_schedule_request
     return QE_OK;
 }
 
+static void place_stages(const qe_row *row, qe_schedule *schedule) {
+    for (uint32_t chunk = 0; chunk < row->request->chunks; chunk++) {
+        schedule->stage_rank[qe_row_stage(row, chunk)] = row->rank;
+    }
+}
+
+/* Rows stand one behind the other; those of orders that are arranged for all ranks at once are equally long. */
 static qe_status put_actions(const generator *order, const qe_schedule_request *request, qe_schedule *schedule,
                              qe_error *error_out) {
-    uint32_t row_count = (uint32_t)count_actions(order, request) / request->ranks;
-    for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
-        qe_row to = {.next = schedule->actions + (size_t)rank * row_count,
-                     .request = request,
-                     .rank = rank,
-                     .folded = order->folded};
-        for (uint32_t chunk = 0; chunk < request->chunks; chunk++) {
-            schedule->stage_rank[qe_row_stage(&to, chunk)] = rank;
-        }
-        schedule->rank_begin[rank + 1] = (rank + 1) * row_count;
-        if (order->put_row == NULL) continue;
-        order->put_row(&to);
-        QE_ASSERT(to.next == schedule->actions + schedule->rank_begin[rank + 1]);
+    uint32_t count = (uint32_t)count_actions(order, request);
+    qe_row to = {.next = schedule->actions, .request = request, .folded = (order->traits & FOLDED) != 0};
+    for (; to.rank < schedule->ranks; to.rank++) {
+        place_stages(&to, schedule);
+        if (order->put_row != NULL) order->put_row(&to);
+        else to.next += count / schedule->ranks;
+        QE_ASSERT(to.next <= schedule->actions + count);
+        schedule->rank_begin[to.rank + 1] = (uint32_t)(to.next - schedule->actions);
     }
     return order->put_rows == NULL ? QE_OK : order->put_rows(request, schedule->actions, error_out);
 }
@@ -163,7 +199,8 @@ qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *
     QE_TRY(check_request(order, request, error_out));
     qe_schedule schedule = {.ranks = request->ranks,
                             .stages = request->ranks * request->chunks,
-                            .microbatches = request->microbatches};
+                            .microbatches = request->microbatches,
+                            .reversed = (order->traits & BOTH_WAYS) ? request->microbatches / 2 : 0};
     QE_TRY(qe_schedule_allocate(&schedule, (uint32_t)count_actions(order, request), &schedule, error_out));
     qe_status status = put_actions(order, request, &schedule, error_out);
     if (status != QE_OK) qe_schedule_deinit(&schedule);

@@ -30,6 +30,8 @@ void qe_row_zbh1(qe_row *to);
 void qe_row_zbh2(qe_row *to);
 void qe_row_interleaved_zb(qe_row *to);
 void qe_row_zbv(qe_row *to);
+void qe_row_dualpipe(qe_row *to);
+void qe_row_dualpipev(qe_row *to);
 /* The rows of all ranks, one behind the other: each depends on the others. On failure: QE_ERROR_MEMORY. */
 qe_status qe_rows_1f1b_v(const qe_schedule_request *request, qe_action *actions, qe_error *error_out);
 qe_status qe_rows_v_half(const qe_schedule_request *request, qe_action *actions, qe_error *error_out);

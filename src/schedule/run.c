@@ -17,7 +17,7 @@ typedef struct runner {
 static const qe_action *action_at(const runner *run, uint32_t index) { return &run->schedule->actions[index]; }
 
 static uint32_t rank_of(const runner *run, uint32_t index) {
-    return run->schedule->stage_rank[action_at(run, index)->stage];
+    return qe_schedule_rank(run->schedule, action_at(run, index)->stage, action_at(run, index)->microbatch);
 }
 
 /* F or I/B of a neighbouring stage, same microbatch; QE_NONE beyond the ends of the pipeline. */

@@ -45,9 +45,9 @@ typedef struct runner {
     const qe_simulation_request *request;
     const qe_schedule *schedule;
     qe_simulation *out;
-    stage_state *stages;  /* [stages] */
+    stage_state *stages;  /* [directions][stages] */
     rank_state *ranks;    /* [ranks] */
-    link *links;          /* [2 * stages] */
+    link *links;          /* [directions][2 * stages] */
     uint32_t link_count;
     uint32_t *ready;      /* [ranks] that may have something to do */
     uint32_t ready_count;
@@ -113,15 +113,19 @@ typedef struct places {
     size_t rank_results, start, end, stages, ranks, links, ready, arrival;
 } places;
 
+/* Microbatches that run the other way meet every stage on another rank. */
+static uint32_t directions(const qe_schedule *schedule) { return schedule->reversed > 0 ? 2 : 1; }
+
 static qe_arena measure(const qe_schedule *schedule, places *places_out) {
     qe_arena arena = {0};
     size_t actions = schedule->rank_begin[schedule->ranks], pairs = (size_t)schedule->stages * schedule->microbatches;
+    size_t stages = (size_t)directions(schedule) * schedule->stages;
     places_out->rank_results = qe_arena_add_array(&arena, schedule->ranks, sizeof(qe_simulated_rank), QE_ALIGN_BYTES);
     places_out->start = qe_arena_add_array(&arena, actions, sizeof(double), QE_ALIGN_BYTES);
     places_out->end = qe_arena_add_array(&arena, actions, sizeof(double), QE_ALIGN_BYTES);
-    places_out->stages = qe_arena_add_array(&arena, schedule->stages, sizeof(stage_state), QE_ALIGN_BYTES);
+    places_out->stages = qe_arena_add_array(&arena, stages, sizeof(stage_state), QE_ALIGN_BYTES);
     places_out->ranks = qe_arena_add_array(&arena, schedule->ranks, sizeof(rank_state), QE_ALIGN_BYTES);
-    places_out->links = qe_arena_add_array(&arena, 2 * (size_t)schedule->stages, sizeof(link), QE_ALIGN_BYTES);
+    places_out->links = qe_arena_add_array(&arena, 2 * stages, sizeof(link), QE_ALIGN_BYTES);
     places_out->ready = qe_arena_add_array(&arena, schedule->ranks, sizeof(uint32_t), QE_ALIGN_BYTES);
     places_out->arrival = qe_arena_add_array(&arena, 2 * pairs, sizeof(double), QE_ALIGN_BYTES);
     return arena;
@@ -164,27 +168,41 @@ static uint32_t link_between(runner *run, uint32_t from, uint32_t to) {
     return run->link_count++;
 }
 
-static hop hop_between(runner *run, uint32_t from, uint32_t to, double size) {
-    const uint32_t *rank = run->schedule->stage_rank;
+static hop hop_between(runner *run, uint32_t from, uint32_t to, uint32_t microbatch, double size) {
+    uint32_t from_rank = qe_schedule_rank(run->schedule, from, microbatch);
+    uint32_t to_rank = qe_schedule_rank(run->schedule, to, microbatch);
     hop between = {.stage = to, .link = QE_NONE};
-    if (rank[from] == rank[to] || rank[from] == QE_NONE || rank[to] == QE_NONE) return between;
-    between.link = link_between(run, rank[from], rank[to]);
+    if (from_rank == to_rank || from_rank == QE_NONE || to_rank == QE_NONE) return between;
+    between.link = link_between(run, from_rank, to_rank);
     between.transfer = run->request->bandwidth > 0.0 ? size / run->request->bandwidth : 0.0;
     return between;
 }
 
-static void prepare_stages(runner *run) {
+static stage_state *state_of(const runner *run, uint32_t stage, uint32_t microbatch) {
+    int reversed = microbatch >= run->schedule->microbatches - run->schedule->reversed;
+    return &run->stages[(reversed ? run->schedule->stages : 0) + stage];
+}
+
+/* The stages as a microbatch meets them. */
+static void prepare_stages_for(runner *run, uint32_t microbatch) {
     const qe_schedule *schedule = run->schedule;
     for (uint32_t stage = 0; stage < schedule->stages; stage++) {
-        stage_state *state = &run->stages[stage];
+        stage_state *state = state_of(run, stage, microbatch);
         *state = (stage_state){.cost = &run->request->costs[run->request->cost_count == 1 ? 0 : stage],
-                               .rank = schedule->stage_rank[stage],
+                               .rank = qe_schedule_rank(schedule, stage, microbatch),
                                .forward = {.stage = QE_NONE},
                                .backward = {.stage = QE_NONE}};
         if (state->rank != QE_NONE) run->ranks[state->rank].optimizer += state->cost->optimizer;
-        if (stage + 1 < schedule->stages) state->forward = hop_between(run, stage, stage + 1, state->cost->output);
-        if (stage > 0) state->backward = hop_between(run, stage, stage - 1, state->cost->gradient);
+        if (stage + 1 < schedule->stages) {
+            state->forward = hop_between(run, stage, stage + 1, microbatch, state->cost->output);
+        }
+        if (stage > 0) state->backward = hop_between(run, stage, stage - 1, microbatch, state->cost->gradient);
     }
+}
+
+static void prepare_stages(runner *run) {
+    prepare_stages_for(run, 0);
+    if (directions(run->schedule) > 1) prepare_stages_for(run, run->schedule->microbatches - 1);
 }
 
 static void prepare_ranks(runner *run) {
@@ -238,12 +256,12 @@ static double arrival_over(runner *run, const hop *over, double end) {
 /* Sends the result of an action that ended. The loss hands the last stage its own F back. */
 static void release(runner *run, const qe_action *action, double end) {
     if (action->kind == QE_ACTION_W) return;
-    const stage_state *from = &run->stages[action->stage];
+    const stage_state *from = state_of(run, action->stage, action->microbatch);
     const hop *over = is_forward(action) ? &from->forward : &from->backward;
     if (over->stage != QE_NONE) {
         size_t at = pair_of(run, over->stage, action->microbatch);
         run->arrival[!is_forward(action)][at] = arrival_over(run, over, end);
-        wake(run, run->stages[over->stage].rank);
+        wake(run, state_of(run, over->stage, action->microbatch)->rank);
     } else if (is_forward(action)) {
         run->arrival[1][pair_of(run, action->stage, action->microbatch)] = end;
     }
@@ -268,7 +286,7 @@ static void note_peak(const rank_state *rank, qe_simulated_rank *result) {
 
 /* An action holds what it consumes until its end, so the peak is noted before anything is given back. */
 static void follow_memory(const runner *run, rank_state *rank, qe_simulated_rank *result, const qe_action *action) {
-    const qe_stage_cost *cost = run->stages[action->stage].cost;
+    const qe_stage_cost *cost = state_of(run, action->stage, action->microbatch)->cost;
     int kind = action->kind, last = kind == QE_ACTION_W || kind == QE_ACTION_B;
     if (kind == QE_ACTION_F) {
         take_up(rank, cost, QE_KEEP_I);
@@ -282,7 +300,7 @@ static void follow_memory(const runner *run, rank_state *rank, qe_simulated_rank
 }
 
 static double time_of(const runner *run, const qe_action *action) {
-    return run->stages[action->stage].cost->time[action->kind];
+    return state_of(run, action->stage, action->microbatch)->cost->time[action->kind];
 }
 
 static void set_times(runner *run, uint32_t index, uint32_t count, double start, double end) {
@@ -312,7 +330,7 @@ static double duration_of(const runner *run, uint32_t index, uint32_t count) {
 /* When the result of an action that runs alone from `start` to `end` can be sent. */
 static double sent_of(const runner *run, const qe_action *action, double start, double end) {
     if (action->kind != QE_ACTION_B || !run->request->gradient_early) return end;
-    double input = start + run->stages[action->stage].cost->time[QE_ACTION_I];
+    double input = start + state_of(run, action->stage, action->microbatch)->cost->time[QE_ACTION_I];
     return input < end ? input : end;
 }
 

@@ -9,7 +9,7 @@ class Schedules(Case):
     def test_every_named_schedule_is_written_and_certified(self):
         for name, chunks in (("gpipe", 1), ("looped-bfs", 3), ("1f1b", 1), ("interleaved", 2), ("zbh1", 1),
                              ("zbh2", 1), ("interleaved-zb", 2), ("zbv", 2), ("v-half", 2), ("v-min", 2), ("1f1b-v", 2),
-                             ("sequential", 3)):
+                             ("dualpipev", 2), ("sequential", 3)):
             with self.subTest(name=name):
                 sizes = ("--ranks", "3", "--chunks", str(chunks), "--microbatches", "6")
                 text = self.succeed("schedule", name, *sizes).stdout
@@ -54,7 +54,7 @@ class Schedules(Case):
 
     def test_orders_for_several_chunks_take_two_where_nobody_says(self):
         for name, stages in (("zbh2", 4), ("looped-bfs", 8), ("interleaved-zb", 8), ("zbv", 8), ("v-half", 8),
-                             ("v-min", 8), ("1f1b-v", 8)):
+                             ("v-min", 8), ("1f1b-v", 8), ("dualpipev", 8), ("dualpipe", 4)):
             self.assertEqual(self.document("check", name)["stages"], stages, name)
 
     def test_an_unknown_name_is_a_usage_error_that_lists_the_names(self):

@@ -112,6 +112,7 @@ class SameBits(Case):
                 ("--set", "pipeline.schedule=zbv", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=v-half", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=v-min", "--set", "pipeline.chunks=2"),
+                ("--set", "pipeline.schedule=dualpipev", "--set", "pipeline.chunks=2"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=4"),
                 ("--set", "pipeline.schedule=1f1b", "--set", "pipeline.ranks=1"),
                 ("--placement", "copy"),
@@ -120,6 +121,12 @@ class SameBits(Case):
                 ("--contracts", "off")):
             with self.subTest(arguments=arguments):
                 self.assertEqual(self.hash_of(*arguments), expected)
+
+    def test_a_schedule_that_holds_every_stage_twice_is_refused_with_one_that_does_not(self):
+        self.write_tiny(FOUR)
+        for mode in ("eager", "captured"):
+            self.refuse(ERROR, ["weights of every stage on two ranks", "use dualpipev"], "train", "tiny.yaml", "--mode",
+                        mode, "--set", "pipeline.schedule=dualpipe")
 
     def test_every_recipe_repeats_itself_and_differs_from_the_others(self):
         self.write_tiny(FOUR)

@@ -131,6 +131,32 @@ static void all_small_sizes_of_v_half_and_v_min_are_those_of_the_papers_code(voi
     }
 }
 
+/* As DeepSeek's own code runs them (github.com/deepseek-ai/DualPipe, 3da1bbe); dualpipev as PyTorch 2.11's
+ * ScheduleDualPipeV computes it, too. Pairs are F, B. */
+static void rows_of_dualpipe_and_dualpipev_are_those_of_deepseeks_code(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("dualpipe", 4, 1, 8);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 3F4 3I4 3W4 3F5 0F3 3B5 3F6 0B0 3B6 3F7 0B1 3B7 0I2 0W2 0I3 0W3");
+    assert_row(&schedule, 1, "1F0 2F4 1F1 2F5 1F2 2B4 2F6 1B0 1F3 2B5 2F7 1B1 2B6 1B2 2I7 1I3 2W7 1W3");
+    assert_row(&schedule, 2, "1F4 2F0 1F5 2F1 1F6 2B0 2F2 1B4 1F7 2B1 2F3 1B5 2B2 1B6 2I3 1I7 2W3 1W7");
+    assert_row(&schedule, 3, "0F4 0F5 0F6 3F0 3I0 3W0 3F1 0F7 3B1 3F2 0B4 3B2 3F3 0B5 3B3 0I6 0W6 0I7 0W7");
+    assert_int_equal(schedule.reversed, 4);
+    for (uint32_t stage = 0; stage < 4; stage++) {
+        assert_int_equal(qe_schedule_rank(&schedule, stage, 3), stage);
+        assert_int_equal(qe_schedule_rank(&schedule, stage, 4), 3 - stage);
+    }
+    qe_schedule_deinit(&schedule);
+    schedule = generated("dualpipev", 2, 2, 5);
+    assert_row(&schedule, 0, "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 0F4 3B2 3F3 0B1 3B3 3F4 0B2 3B4 0I3 0W3 0I4 "
+                             "0W4");
+    assert_row(&schedule, 1, "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 1F4 2B2 2F4 1B2 2B3 1B3 2I4 1I4 2W4 1W4");
+    for (uint32_t i = 0; i < 22; i++) { /* rank 1: its first F and B in turn run one behind the other, then by pairs */
+        assert_int_equal(schedule.actions[schedule.rank_begin[1] + i].paired, i >= 6 && i < 16 && i % 2 == 0);
+    }
+    assert_int_equal(schedule.reversed, 0);
+    qe_schedule_deinit(&schedule);
+}
+
 static void the_second_chunk_of_a_v_runs_back_over_the_ranks(void **state) {
     (void)state;
     qe_schedule schedule = generated("zbv", 4, 2, 8);
@@ -192,7 +218,7 @@ static long duration(times t, uint8_t kind) {
 static long input_end(const qe_schedule *s, const long *end, uint32_t rank, const qe_action *action, times t) {
     long source_stage = action->kind == QE_ACTION_F ? action->stage - 1L : action->stage + 1L;
     if (action->kind == QE_ACTION_W || source_stage < 0 || source_stage >= (long)s->stages) return 0;
-    uint32_t source_rank = s->stage_rank[source_stage];
+    uint32_t source_rank = qe_schedule_rank(s, (uint32_t)source_stage, action->microbatch);
     for (uint32_t i = s->rank_begin[source_rank]; i < s->rank_begin[source_rank + 1]; i++) {
         const qe_action *other = &s->actions[i];
         int forward = other->kind == QE_ACTION_F;
@@ -203,14 +229,22 @@ static long input_end(const qe_schedule *s, const long *end, uint32_t rank, cons
     return -1;
 }
 
-/* Runs what can run on one rank; returns how many actions did. */
+/* Runs what can run on one rank; returns how many actions did. A pair starts with both inputs and gives its outputs
+ * at its end. */
 static uint32_t advance(const qe_schedule *s, uint32_t rank, uint32_t *next, long *end, times t) {
     uint32_t ran = 0;
-    for (; *next < s->rank_begin[rank + 1]; (*next)++, ran++) {
-        long ready = input_end(s, end, rank, &s->actions[*next], t);
-        long free_at = *next == s->rank_begin[rank] ? 0 : end[*next - 1];
-        if (ready < 0) return ran;
-        end[*next] = (ready > free_at ? ready : free_at) + duration(t, s->actions[*next].kind);
+    while (*next < s->rank_begin[rank + 1]) {
+        uint32_t count = s->actions[*next].paired ? 2 : 1;
+        long now = *next == s->rank_begin[rank] ? 0 : end[*next - 1], last = 0;
+        for (uint32_t i = *next; i < *next + count; i++) {
+            long ready = input_end(s, end, rank, &s->actions[i], t);
+            if (ready < 0) return ran;
+            if (ready > now) now = ready;
+            last += duration(t, s->actions[i].kind);
+        }
+        for (uint32_t i = *next; i < *next + count; i++) end[i] = now + last;
+        *next += count;
+        ran += count;
     }
     return ran;
 }
@@ -244,7 +278,7 @@ static figures simulate(const qe_schedule *s, times t) {
     for (uint32_t rank = 0; rank < s->ranks; rank++) {
         uint32_t first = s->rank_begin[rank], last = s->rank_begin[rank + 1] - 1;
         assert_int_equal(next[rank], last + 1);
-        long busy_from = end[first] - duration(t, s->actions[first].kind);
+        long busy_from = end[first] - duration(t, s->actions[first].kind); /* no row begins with a pair */
         if (end[last] > makespan) makespan = end[last];
         if (end[last] - busy_from > longest) longest = end[last] - busy_from;
     }
@@ -290,6 +324,10 @@ static const golden GOLDEN[] = {
     {"v-min", 8, 2, 24, 8, 2, {270, 270}, {617, -1}, {562, -1}},
     {"1f1b-v", 4, 2, 12, 6, 0, {150, 150}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"1f1b-v", 8, 2, 24, 12, 0, {330, 330}, {348, -1}, {530, -1}},
+    {"dualpipe", 4, 1, 12, 5, 2, {20, 20}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"dualpipe", 8, 1, 24, 9, 4, {60, 60}, {75, -1}, {90, -1}},
+    {"dualpipev", 4, 2, 12, 9, 4, {60, 60}, NOT_PUBLISHED, NOT_PUBLISHED},
+    {"dualpipev", 8, 2, 24, 17, 8, {140, 140}, {179, -1}, {266, -1}},
     /* (P-1)(F+I+W)/V by the definition of the order */
     {"looped-bfs", 4, 2, 12, 24, 0, {90, 90}, NOT_PUBLISHED, NOT_PUBLISHED},
     {"looped-bfs", 8, 3, 24, 72, 0, {210, 210}, {203, 203}, NOT_PUBLISHED},
@@ -490,6 +528,14 @@ static const refusal REFUSALS[] = {
     {{"1f1b-v", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; 1f1b-v needs exactly 2", "use 2, or 1f1b for 1"},
     {{"v-half", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "is 1; v-half needs exactly 2", "use 2, or zbh1 for 1"},
     {{"v-min", 2, 3, 4, 0}, QE_ERROR_ARGUMENT, "is 3; v-min needs exactly 2", "use 2, or interleaved-zb for 3"},
+    {{"dualpipe", 3, 1, 8, 0}, QE_ERROR_ARGUMENT, "dualpipe needs an even number of ranks, found 3", "dualpipev"},
+    {{"dualpipe", 4, 1, 9, 0}, QE_ERROR_ARGUMENT, "dualpipe needs an even number of microbatches, found 9", "one"},
+    {{"dualpipe", 4, 1, 6, 0}, QE_ERROR_ARGUMENT, "dualpipe needs at least twice as many microbatches as ranks (8)",
+     "fits is 8"},
+    {{"dualpipe", 4, 2, 8, 0}, QE_ERROR_ARGUMENT, "is 2; dualpipe needs exactly 1", "use 1, or dualpipev for 2"},
+    {{"dualpipe", 4, 3, 8, 0}, QE_ERROR_ARGUMENT, "is 3; dualpipe needs exactly 1", "or interleaved-zb for 3"},
+    {{"dualpipev", 4, 1, 8, 0}, QE_ERROR_ARGUMENT, "is 1; dualpipev needs exactly 2", "use 2, or zbh1 for 1"},
+    {{"dualpipev", 4, 2, 7, 0}, QE_ERROR_ARGUMENT, "twice as many microbatches as ranks (8), found 7", "fits is 8"},
     {{"interleaved-zb", 4, 2, 3, 0}, QE_ERROR_ARGUMENT, "as many microbatches as ranks (4), found 3", "fits is 4"},
     {{"interleaved-zb", 4, 2, 9, 0}, QE_ERROR_ARGUMENT, "and 9 microbatches are not divisible by 2", "fits is 10"},
     {{"zbh1", 4, 1, 3, 0}, QE_ERROR_ARGUMENT, "zbh1 needs at least as many microbatches as ranks (4), found 3", "is 4"},
@@ -534,6 +580,7 @@ int main(void) {
         cmocka_unit_test(rows_of_1f1b_v_are_those_of_the_papers_code),
         cmocka_unit_test(rows_of_v_half_and_v_min_are_those_of_the_papers_code),
         cmocka_unit_test(all_small_sizes_of_v_half_and_v_min_are_those_of_the_papers_code),
+        cmocka_unit_test(rows_of_dualpipe_and_dualpipev_are_those_of_deepseeks_code),
         cmocka_unit_test(the_second_chunk_of_a_v_runs_back_over_the_ranks),
         cmocka_unit_test(sequential_takes_one_microbatch_through_all_stages_and_back),
         cmocka_unit_test(evaluation_keeps_only_the_forwards_in_the_same_order),

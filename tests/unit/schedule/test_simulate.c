@@ -48,6 +48,14 @@ static const golden GOLDEN[] = {
     {"interleaved-zb", 8, 2, 24, 8, 8, {3.5, 3.5}, {5.25, -1}, {7.1, -1}},
     {"zbv", 4, 2, 12, 4, 7, {1.5, 0}, UNKNOWN, UNKNOWN},
     {"zbv", 8, 2, 24, 8, 15, {3.5, 0}, {4.2, 3.5}, {6.8, 4.0}},
+    {"v-half", 4, 2, 12, 3, 4, {2.5, 2.5}, UNKNOWN, UNKNOWN},
+    {"v-half", 8, 2, 24, 5, 4, {8.5, 8.5}, {11.95, -1}, {13.3, -1}},
+    {"v-min", 4, 2, 12, 2, 2, {5.5, 5.5}, UNKNOWN, UNKNOWN},
+    {"v-min", 8, 2, 24, 4, 2, {13.5, 13.5}, {30.85, -1}, {28.1, -1}},
+    {"dualpipe", 4, 1, 12, 5, 2, {2, 2}, UNKNOWN, UNKNOWN},
+    {"dualpipe", 8, 1, 24, 9, 4, {6, 6}, {7.5, -1}, {9.0, -1}},
+    {"dualpipev", 4, 2, 12, 4.5, 4, {3, 3}, UNKNOWN, UNKNOWN},
+    {"dualpipev", 8, 2, 24, 8.5, 8, {7, 7}, {8.95, -1}, {13.3, -1}},
     {"1f1b-v", 4, 2, 12, 3, 0, {7.5, 7.5}, UNKNOWN, UNKNOWN},
     {"1f1b-v", 8, 2, 24, 6, 0, {16.5, 16.5}, {17.4, -1}, {26.5, -1}},
 };
@@ -326,18 +334,21 @@ static double arrival_of(const qe_schedule *s, const qe_simulation *found, uint3
         int same_way = (other->kind == QE_ACTION_F) == (action->kind == QE_ACTION_F) && other->kind != QE_ACTION_W;
         if (action->kind == QE_ACTION_W || !same_way || other->microbatch != action->microbatch) continue;
         if (other->stage != action->stage + step) continue;
-        at = found->end[j] + (s->stage_rank[other->stage] == s->stage_rank[action->stage] ? 0 : latency);
+        int here = qe_schedule_rank(s, other->stage, other->microbatch) ==
+                   qe_schedule_rank(s, action->stage, action->microbatch);
+        at = found->end[j] + (here ? 0 : latency);
     }
     return at;
 }
 
 /* "starts when its rank is free and its input has arrived" has one solution on an order that can run. */
 static void assert_times_solve_the_definition(const qe_schedule *s, const qe_stage_cost *costs, double latency) {
-    qe_simulation_request request = {.schedule = s, .costs = costs, .cost_count = s->stages, .latency = latency};
+    qe_simulation_request request = {.schedule = s, .costs = costs, .cost_count = s->stages, .latency = latency,
+                                     .release = QE_RELEASE_OP};
     qe_simulation found = {0};
     run(&request, &found);
     for (uint32_t i = 0; i < found.actions_count; i++) {
-        uint32_t rank = s->stage_rank[s->actions[i].stage];
+        uint32_t rank = qe_schedule_rank(s, s->actions[i].stage, s->actions[i].microbatch);
         double free_at = i == s->rank_begin[rank] ? 0 : found.end[i - 1];
         double arrival = arrival_of(s, &found, i, latency);
         assert_true(found.start[i] == (free_at > arrival ? free_at : arrival));

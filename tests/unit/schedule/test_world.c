@@ -31,7 +31,7 @@ static tally tally_of(const qe_schedule *s) {
 
 static int placed_well(const qe_schedule *s) {
     for (uint32_t i = 0; i < count_of(s); i++) {
-        if (s->stage_rank[s->actions[i].stage] != row_of(s, i)) return 0;
+        if (qe_schedule_rank(s, s->actions[i].stage, s->actions[i].microbatch) != row_of(s, i)) return 0;
     }
     return 1;
 }
@@ -89,7 +89,7 @@ static channel *outlet(machine *m, uint32_t index) {
     const qe_action *a = &m->s->actions[index];
     long to = a->kind == QE_ACTION_F ? a->stage + 1L : a->stage - 1L;
     if (a->kind == QE_ACTION_W || to < 0 || to >= (long)m->s->stages) return NULL;
-    uint32_t from_rank = row_of(m->s, index), to_rank = m->s->stage_rank[to];
+    uint32_t from_rank = row_of(m->s, index), to_rank = qe_schedule_rank(m->s, (uint32_t)to, a->microbatch);
     return from_rank == to_rank ? NULL : &m->edge[from_rank][to_rank][a->kind != QE_ACTION_F];
 }
 
@@ -238,7 +238,7 @@ static void assert_facts(const qe_schedule *s, const qe_counterexample *c) {
     if (c->rule == QE_RULE_SCHEDULE_PLACE) {
         uint32_t last = c->actions[c->action_count - 1];
         assert_int_equal(row_of(s, last), c->found);
-        assert_int_equal(s->stage_rank[s->actions[last].stage], c->expected);
+        assert_int_equal(qe_schedule_rank(s, s->actions[last].stage, s->actions[last].microbatch), c->expected);
     }
 }
 

@@ -57,6 +57,7 @@ static const shape shapes[] = {
     {"zbh2", 1, 1}, {"zbh2", 3, 1}, {"zbh2", 4, 1}, {"interleaved-zb", 2, 2}, {"interleaved-zb", 1, 3},
     {"zbv", 1, 2}, {"zbv", 2, 2}, {"1f1b-v", 1, 2}, {"1f1b-v", 2, 2},
     {"v-half", 1, 2}, {"v-half", 2, 2}, {"v-min", 1, 2}, {"v-min", 2, 2},
+    {"dualpipev", 1, 2}, {"dualpipev", 2, 2},
 };
 
 static void all_shapes_agree(qe_recipe_kind recipe) {
