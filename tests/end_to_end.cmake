@@ -13,5 +13,6 @@ foreach(source ${end_to_end_sources})
   get_filename_component(name ${source} NAME_WE)
   add_test(NAME end_to_end/${name} COMMAND Python3::Interpreter ${source} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(end_to_end/${name} PROPERTIES
-    ENVIRONMENT "QEFFECT=$<TARGET_FILE:qeffect_cli>;PYTHONDONTWRITEBYTECODE=1" SKIP_RETURN_CODE 77)
+    ENVIRONMENT "QEFFECT=$<TARGET_FILE:qeffect_cli>;QE_SANITIZE=${QE_SANITIZE};PYTHONDONTWRITEBYTECODE=1"
+    SKIP_RETURN_CODE 77)
 endforeach()

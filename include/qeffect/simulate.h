@@ -85,6 +85,12 @@ typedef struct qe_simulation {
  *             *simulation holds no result: its counts are 0.
  * Cost:       linear in actions, about 10 ns each. Owns: the caller deinits. Thread: any, one per simulation. */
 qe_status qe_simulation_run(const qe_simulation_request *request, qe_simulation *simulation, qe_error *error_out);
+/* The same figures for times that were measured: start and end of every action, by its index, from the beginning of the
+ * step. Of the request's costs only `keep`, `optimizer` and what follows them matter.
+ * On failure: as qe_simulation_run; QE_ERROR_ARGUMENT: a time is negative or not finite, or an action ends before it
+ *             starts. */
+qe_status qe_simulation_record(const qe_simulation_request *request, const double *start, const double *end,
+                               qe_simulation *simulation, qe_error *error_out);
 /* Deinit of a zeroed simulation is a no-op. */
 void qe_simulation_deinit(qe_simulation *simulation);
 

@@ -35,10 +35,13 @@ qe_status qe_canvas_finish(qe_canvas *canvas, qe_error *error_out) {
                         strerror(canvas->refused));
 }
 
-uint32_t qe_draw_chunk(const qe_schedule *schedule, uint32_t stage) {
+int qe_draw_tone(const qe_schedule *schedule, const qe_action *action) {
     uint32_t chunk = 0;
-    for (uint32_t s = 0; s < stage; s++) chunk += schedule->stage_rank[s] == schedule->stage_rank[stage];
-    return chunk;
+    if (schedule->reversed > 0) return action->microbatch >= schedule->microbatches - schedule->reversed;
+    for (uint32_t s = 0; s < action->stage; s++) {
+        chunk += schedule->stage_rank[s] == schedule->stage_rank[action->stage];
+    }
+    return (int)(chunk % 2);
 }
 
 int qe_draw_is_training(const qe_schedule *schedule) {

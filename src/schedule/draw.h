@@ -18,8 +18,8 @@ void qe_canvas_step(qe_canvas *canvas);
 /* Writes the rest and flushes. On failure: QE_ERROR_IO, QE_ERROR_MEMORY. Releases the text either way. */
 qe_status qe_canvas_finish(qe_canvas *canvas, qe_error *error_out);
 
-/* Which chunk of its rank a stage is, from 0, in the order of stages. */
-uint32_t qe_draw_chunk(const qe_schedule *schedule, uint32_t stage);
+/* 0 or 1, in turns over the chunks of a rank, or over the two ways that microbatches run. */
+int qe_draw_tone(const qe_schedule *schedule, const qe_action *action);
 /* Does it have a backward action? Else nothing is kept, and nothing is committed or folded. */
 int qe_draw_is_training(const qe_schedule *schedule);
 /* The letter of a kind: F, I, W, B. */

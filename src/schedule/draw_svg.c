@@ -33,7 +33,6 @@ typedef struct chart {
     double width;      /* of the plot */
     uint32_t *slot;    /* [stages * microbatches] the slot that holds a pair */
     double *since;     /* [stages * microbatches] where its line goes on */
-    uint32_t *chunk;   /* [stages] */
     uint8_t taken[SLOT_LINES_MOST];
     int training;
 } chart;
@@ -93,6 +92,13 @@ static int has_kind(const chart *c, int kind) {
     return 0;
 }
 
+static int has_pale(const chart *c) {
+    for (uint32_t i = 0; i < c->times->actions_count; i++) {
+        if (qe_draw_tone(c->schedule, &c->schedule->actions[i])) return 1;
+    }
+    return 0;
+}
+
 static double put_key(chart *c, double x, const char *class, int height, const char *what) {
     PUT(c, "<rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"14\" height=\"%d\"/><text x=\"%.1f\" y=\"72\">%s</text>\n",
         class, x, 68 - height / 2, height, x + 19, what);
@@ -109,6 +115,8 @@ static void put_legend(chart *c) {
     for (int kind = 0; kind < QE_ACTION_KINDS; kind++) {
         if (has_kind(c, kind)) x = put_key(c, x, classes[kind], 12, kinds[kind]);
     }
+    const char *pale = c->schedule->reversed > 0 ? "pale: way back" : "pale: every 2nd chunk";
+    if (has_pale(c)) x = put_key(c, x, "F odd", 12, pale);
     x = put_key(c, x, "idle", 12, "wait");
     if (!c->training) return;
     x = put_key(c, x, "keep", SLOT, "slot: F to I");
@@ -154,7 +162,7 @@ static void put_action(chart *c, uint32_t index, double y) {
     PUT(c, "<g><title>%s: %.6g to %.6g</title><rect class=\"%c a%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" "
            "height=\"%.1f\"/>",
         name, c->times->start[index], c->times->end[index], qe_draw_letter(action),
-        c->chunk[action->stage] % 2 ? " odd" : "", begin, top, end - begin, height);
+        qe_draw_tone(c->schedule, action) ? " odd" : "", begin, top, end - begin, height);
     if (end - begin >= digits_width(action->microbatch) + 2) {
         PUT(c, "<text class=\"m\" x=\"%.2f\" y=\"%.1f\">%u</text>", (begin + end) / 2, top + height / 2 + 3.5,
             action->microbatch);
@@ -176,9 +184,15 @@ static uint32_t take_slot(chart *c) {
     return slot;
 }
 
-static void put_slot(chart *c, size_t pair, const char *class, double end, double y) {
-    PUT(c, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\"/>\n", class, at(c, c->since[pair]),
-        y + LANE + 3 + c->slot[pair] * SLOT, (end - c->since[pair]) * c->scale, SLOT - 1);
+/* A line from where the last one of this pair ended. Its end is left open, so that the next tenant is told apart. */
+static void put_slot(chart *c, const qe_action *action, double end, double y) {
+    size_t pair = pair_of(c, action);
+    int late = action->kind == QE_ACTION_W, open = action->kind != QE_ACTION_I;
+    double width = (end - c->since[pair]) * c->scale - (open ? 1.0 : 0.0);
+    PUT(c, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\"><title>slot %u: stage %u, microbatch "
+           "%u</title></rect>\n",
+        late ? "late" : "keep", at(c, c->since[pair]), y + LANE + 3 + c->slot[pair] * SLOT, width > 0.0 ? width : 0.0,
+        SLOT - 1, c->slot[pair], action->stage, action->microbatch);
     c->since[pair] = end;
 }
 
@@ -190,7 +204,7 @@ static void follow_slot(chart *c, uint32_t index, double y) {
         c->slot[pair] = take_slot(c);
         c->since[pair] = c->times->start[index];
     } else {
-        put_slot(c, pair, action->kind == QE_ACTION_W ? "late" : "keep", end, y);
+        put_slot(c, action, end, y);
         if (action->kind != QE_ACTION_I) c->taken[c->slot[pair]] = 0;
     }
 }
@@ -299,8 +313,7 @@ static qe_status take_memory(chart *c, qe_error *error_out) {
     size_t pairs = (size_t)c->schedule->stages * c->schedule->microbatches;
     c->slot = calloc(pairs, sizeof *c->slot);
     c->since = calloc(pairs, sizeof *c->since);
-    c->chunk = calloc(c->schedule->stages, sizeof *c->chunk);
-    if (c->slot != NULL && c->since != NULL && c->chunk != NULL) return QE_OK;
+    if (c->slot != NULL && c->since != NULL) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a picture");
 }
 
@@ -314,7 +327,6 @@ qe_status qe_draw_svg(const qe_drawing *drawing, FILE *file, qe_error *error_out
     QE_ASSERT(c.times->actions_count == c.schedule->rank_begin[c.schedule->ranks]);
     qe_status status = take_memory(&c, error_out);
     if (status == QE_OK) {
-        for (uint32_t stage = 0; stage < c.schedule->stages; stage++) c.chunk[stage] = qe_draw_chunk(c.schedule, stage);
         c.training = qe_draw_is_training(c.schedule);
         choose_scale(&c);
         put_chart(&c);
@@ -322,6 +334,5 @@ qe_status qe_draw_svg(const qe_drawing *drawing, FILE *file, qe_error *error_out
     }
     free(c.slot);
     free(c.since);
-    free(c.chunk);
     return status;
 }

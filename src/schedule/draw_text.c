@@ -30,7 +30,7 @@ static uint32_t column(const lines *l, double time) {
 
 static char letter(const lines *l, const qe_action *action) {
     char capital = qe_draw_letter(action);
-    return (char)(qe_draw_chunk(l->schedule, action->stage) % 2 ? capital - 'A' + 'a' : capital);
+    return (char)(qe_draw_tone(l->schedule, action) ? capital - 'A' + 'a' : capital);
 }
 
 /* "F12---": a microbatch is written whole or not at all, and never over the last column, so that neighbours part. */

@@ -414,22 +414,61 @@ static void forget(qe_simulation *simulation) {
     *simulation = (qe_simulation){.memory = simulation->memory, .memory_bytes = simulation->memory_bytes};
 }
 
+static qe_status prepare(runner *run, qe_error *error_out) {
+    forget(run->out);
+    qe_status status = check_costs(run->request, error_out);
+    if (status == QE_OK) status = check_indices(run->schedule, error_out);
+    if (status == QE_OK) status = take_memory(run, error_out);
+    if (status != QE_OK) return status;
+    run->training = has_backward(run->schedule);
+    prepare_ranks(run);
+    prepare_stages(run);
+    return QE_OK;
+}
+
 qe_status qe_simulation_run(const qe_simulation_request *request, qe_simulation *simulation, qe_error *error_out) {
     runner run = {.request = request, .schedule = request->schedule, .out = simulation};
-    forget(simulation);
-    qe_status status = check_costs(request, error_out);
-    if (status == QE_OK) status = check_indices(run.schedule, error_out);
-    if (status == QE_OK) status = take_memory(&run, error_out);
+    qe_status status = prepare(&run, error_out);
     if (status != QE_OK) return status;
-    run.training = has_backward(run.schedule);
-    prepare_ranks(&run);
-    prepare_stages(&run);
     prepare_arrivals(&run);
     run_all(&run);
     status = check_finished(&run, error_out);
     if (status == QE_OK) sum_up(&run);
     else forget(simulation);
     return status;
+}
+
+static qe_status check_times(const qe_schedule *schedule, const double *start, const double *end, qe_error *error_out) {
+    for (uint32_t i = 0; i < schedule->rank_begin[schedule->ranks]; i++) {
+        if (is_size(start[i]) && is_size(end[i]) && start[i] <= end[i]) continue;
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "give times from the beginning of the step",
+                            "action %u is from %g to %g", i, start[i], end[i]);
+    }
+    return QE_OK;
+}
+
+static void record_rank(runner *run, uint32_t index, const double *start, const double *end) {
+    rank_state *rank = &run->ranks[index];
+    qe_simulated_rank *result = &run->out->ranks[index];
+    for (uint32_t i = rank->next; i < rank->end; i++) {
+        run->out->start[i] = start[i];
+        run->out->end[i] = end[i];
+        result->begin = i == rank->next ? start[i] : result->begin;
+        result->end = larger(result->end, end[i]);
+        result->busy += end[i] - start[i];
+        follow_memory(run, rank, result, &run->schedule->actions[i]);
+    }
+}
+
+qe_status qe_simulation_record(const qe_simulation_request *request, const double *start, const double *end,
+                               qe_simulation *simulation, qe_error *error_out) {
+    runner run = {.request = request, .schedule = request->schedule, .out = simulation};
+    qe_status status = prepare(&run, error_out);
+    if (status == QE_OK) status = check_times(run.schedule, start, end, error_out);
+    if (status != QE_OK) return status;
+    for (uint32_t rank = 0; rank < run.schedule->ranks; rank++) record_rank(&run, rank, start, end);
+    sum_up(&run);
+    return QE_OK;
 }
 
 void qe_simulation_deinit(qe_simulation *simulation) {

@@ -1,0 +1,30 @@
+/* times.h - what actions take and keep, on a command line: --times and what goes with it. */
+#ifndef QE_CLI_TIMES_H
+#define QE_CLI_TIMES_H
+
+#include "cli/cli.h"
+#include "qeffect/simulate.h"
+
+/* The options of every command that asks what a schedule costs; a part of its option table. */
+#define QE_TIMES_OPTIONS                                                                                         \
+    {"times", 0, "F,I,W[,C]", "times of a whole rank, and of a hop to another rank (default 1,1,1,0)", 0},          \
+        {"stage-times", 0, "FILE", "a line F,I,W per stage instead", 0},                                         \
+        {"weight-share", 0, "X", "part of what a microbatch keeps that is kept until W (default 1)", 0}, {       \
+        "memory-limit", 0, "N", "most microbatches that a rank may keep, in whole ranks' worth", 0               \
+    }
+
+typedef struct qe_times {
+    double hop;             /* latency of a transfer to another rank */
+    double memory_limit;    /* in microbatches of a whole rank; 0: none */
+    qe_stage_cost *costs;   /* [stages]; owned */
+} qe_times;
+
+/* A number of 0 or more from an option; `fallback` when absent. On failure prints usage text and returns -1. */
+int qe_times_number(const qe_cli *cli, const char *name, double fallback, double *value_out);
+/* Reads the options for a schedule. Returns an exit status; it has printed what is wrong. Owns: the caller deinits
+ * *times_out when the status is QE_EXIT_OK. */
+int qe_times_read(const qe_cli *cli, const qe_schedule *schedule, qe_times *times_out);
+/* Deinit of zeroed times is a no-op. */
+void qe_times_deinit(qe_times *times);
+
+#endif

@@ -1,0 +1,152 @@
+"""`simulate`: figures that papers publish, a real run beside the prediction, pictures that others can read."""
+import json
+import os
+import unittest
+import xml.etree.ElementTree
+
+from support import CONTRACT, DIFFERS, ERROR, USAGE, Case
+
+TRIES = 5  # a machine that is busy with something else wakes sleepers late
+
+
+class Simulate(Case):
+    def simulate(self, *arguments, **options):
+        return self.document("simulate", *arguments, **options)
+
+    def test_both_bubbles_and_what_is_kept_are_the_published_ones(self):
+        sizes = ("--ranks", "8", "--microbatches", "24")
+        answer = self.simulate("zbh2", *sizes, "--times", "1,1.2,0.7")
+        self.assertAlmostEqual(answer["makespan_bubble"], 7)
+        self.assertAlmostEqual(answer["stage_bubble"], 5.6)
+        self.assertEqual(answer["peak_activation"], 15)
+        self.assertEqual([rank["peak_pending_weights"] for rank in answer["per_rank"]], [2 * r + 1 for r in range(8)])
+        self.assertAlmostEqual(self.simulate("1f1b", *sizes, "--times", "1,1,1,0.1")["makespan_bubble"], 26.4)
+        profile = ("--times", "29.718,29.444,19.927,0.527")
+        for name, rate in (("1f1b", .2347), ("zbh1", .1323), ("zbh2", .0698)):
+            self.assertEqual(round(self.simulate(name, *sizes, *profile)["stage_bubble_rate"], 4), rate)
+
+    def test_figures_are_printed_for_people(self):
+        text = self.succeed("simulate", "zbh1", "--ranks", "4", "--microbatches", "12", "--chart").stdout
+        for part in ("makespan bubble          3.0000", "peak activation          4.0000", "\nrank 3 ", "F0"):
+            self.assertIn(part, text)
+        self.assertTrue(all(len(line) <= 110 for line in text.splitlines()), text)
+
+    def test_rules_and_costs_change_the_figures_as_they_should(self):
+        base = ("1f1b", "--ranks", "4", "--microbatches", "12")
+        self.assertEqual(self.simulate(*base)["makespan_bubble"], 9)
+        self.assertEqual(self.simulate(*base, "--gradient", "early")["makespan_bubble"], 6)
+        self.assertEqual(self.simulate(*base, "--optimizer", "2", "--meet", "1")["step"], 48)
+        h2 = ("zbh2", "--ranks", "4", "--microbatches", "12", "--optimizer", "2")
+        self.assertEqual(self.simulate(*h2, "--sync", "none")["step"], 38)
+        self.assertEqual(self.simulate(*h2)["step"], 41)
+        dual = ("dualpipe", "--ranks", "8", "--microbatches", "24")
+        self.assertEqual(self.simulate(*dual)["makespan_bubble"], 6)
+        self.assertEqual(self.simulate(*dual, "--release", "op")["makespan_bubble"], 3)
+        slow = ("gpipe", "--ranks", "2", "--microbatches", "4", "--forward-only", "--boundary", "6", "--bandwidth", "2")
+        self.assertEqual(self.simulate(*slow)["makespan"], 1 + 4 * 3 + 1)
+        share = ("zbh1", "--ranks", "4", "--microbatches", "12", "--weight-share", "0.25")
+        self.assertEqual([rank["peak_activation"] for rank in self.simulate(*share)["per_rank"]], [4, 3.25, 2.5, 1.75])
+
+    def test_stages_have_times_of_their_own(self):
+        self.write("times.csv", "1,1,1\n2,2,2\r\n")
+        answer = self.simulate("1f1b", "--ranks", "2", "--microbatches", "4", "--stage-times", "times.csv")
+        self.assertEqual([rank["busy"] for rank in answer["per_rank"]], [12, 24])
+        self.assertEqual(answer["makespan"], 1 + 24 + 2)
+
+    def test_files_of_times_that_do_not_fit_are_refused_with_the_line(self):
+        base = ("simulate", "1f1b", "--ranks", "2", "--microbatches", "4", "--stage-times")
+        for content, line in (("1,1,1\n", ":2"), ("1,1,1\n1,1\n", ":2"), ("1,1,1\n1,x,1\n", ":2"), ("", ":1"),
+                              ("1,1,1\n1,1,-1\n", ":2"), ("1,1,1\n1,1,1\n1,1,1\n", ":3"), ("," * 5000, ":1")):
+            self.write("times.csv", content)
+            self.refuse(ERROR, ["times.csv" + line], *base, "times.csv")
+        self.refuse(ERROR, ["absent.csv"], *base, "absent.csv")
+        self.refuse(USAGE, ["--times", "--stage-times"], *base, "times.csv", "--times", "1,1,1")
+
+    def test_a_memory_limit_that_is_exceeded_is_a_breach(self):
+        base = ("zbh2", "--ranks", "4", "--microbatches", "12", "--memory-limit")
+        self.assertTrue(self.simulate(*base, "7")["within_memory_limit"])
+        self.assertFalse(self.simulate(*base, "6.5", status=CONTRACT)["within_memory_limit"])
+
+    def test_a_schedule_that_cannot_run_has_no_figures(self):
+        self.write("stuck.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        self.refuse(CONTRACT, ["never run"], "simulate", "stuck.csv")
+
+    def test_usage_errors_say_what_was_expected(self):
+        for arguments, parts in ((("--times", "1,1"), ["1,1", "F,I,W"]), (("--times", "1,1,1,1,1"), ["F,I,W"]),
+                                 (("--times", "1,-1,1"), ["0 or more"]), (("--sync", "some"), ["all or none"]),
+                                 (("--weight-share", "2"), ["more than 1"]), (("--bandwidth", "1"), ["--boundary"]),
+                                 (("--measured",), ["10 ms", "stage 0"]), (("--steps", "2"), ["--measured"]),
+                                 (("--measured", "--times", "10,10,10,1"), ["hops of this machine"]),
+                                 (("--measured", "--times", "10,10,10", "--pair", "1"), ["--pair"]),
+                                 (("--svg", ""), ["--svg"]), (("--width", "3"), ["--width"])):
+            self.refuse(USAGE, parts, "simulate", "1f1b", *arguments)
+        self.refuse(USAGE, ["1g1b"], "simulate", "1g1b")
+
+    def measured(self, *arguments):
+        """The prediction and the run, of the first try that agrees, or of the last."""
+        for _ in range(TRIES):
+            done = self.run_program("simulate", *arguments, "--measured", "--steps", "1", "--json")
+            self.assertIn(done.returncode, (0, DIFFERS), done.stderr)
+            if done.returncode == 0:
+                break
+        return json.loads(done.stdout)
+
+    def test_a_real_run_is_within_three_percent_of_the_prediction(self):
+        for name, times, ranks, microbatches in (("gpipe", "10,14,11", 3, 4), ("1f1b", "10,12,11", 4, 6),
+                                                 ("zbh1", "12,15,10", 4, 6), ("interleaved", "22,24,20", 2, 4),
+                                                 ("zbv", "20,26,22", 3, 5), ("v-half", "20,24,22", 2, 4),
+                                                 ("dualpipev", "20,24,20", 2, 4)):
+            with self.subTest(name=name):
+                sizes = ("--ranks", str(ranks), "--microbatches", str(microbatches))
+                answer = self.measured(name, *sizes, "--times", times)
+                found = answer["measured"]
+                print(f"{name}: predicted {answer['makespan']:.1f} ms, measured {found['makespan']:.1f} ms")
+                if not os.environ.get("QE_SANITIZE"):  # sanitizers take a time of their own
+                    self.assertTrue(found["within_tolerance"], found)
+                self.assertGreaterEqual(found["makespan"], 0.999 * answer["makespan"])
+                self.assertEqual(found["peak_activation"], answer["peak_activation"])
+                self.assertEqual(len(found["per_rank"]), ranks)
+
+    def test_a_prediction_that_is_off_is_told_by_the_exit_status(self):
+        self.succeed("simulate", "1f1b", "--ranks", "2", "--microbatches", "2", "--times", "10,10,10", "--measured",
+                     "--steps", "1", "--tolerance", "1000")
+        done = self.run_program("simulate", "1f1b", "--ranks", "2", "--microbatches", "2", "--times", "10,10,10",
+                                "--measured", "--steps", "1", "--tolerance", "0")
+        self.assertEqual(done.returncode, DIFFERS)
+        self.assertIn("the prediction is not within 0%", done.stdout)
+
+    def test_an_svg_is_well_formed_and_stays_in_its_frame(self):
+        for name in ("zbh1", "zbv", "dualpipe", "1f1b"):
+            self.succeed("simulate", name, "--ranks", "4", "--microbatches", "8", "--svg", "chart.svg")
+            root = xml.etree.ElementTree.parse(self.path("chart.svg")).getroot()
+            width, height = float(root.get("width")), float(root.get("height"))
+            for box in root.iter("{http://www.w3.org/2000/svg}rect"):
+                if "x" not in box.attrib:
+                    continue
+                self.assertLessEqual(float(box.get("x")) + float(box.get("width")), width)
+                self.assertLessEqual(float(box.get("y")) + float(box.get("height")), height)
+
+    def test_a_timeline_is_chrome_json_without_overlaps_on_a_rank(self):
+        self.succeed("simulate", "zbv", "--ranks", "4", "--microbatches", "8", "--times", "2,3,1.5,0.25",
+                     "--timeline", "zbv.json")
+        with open(self.path("zbv.json"), encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        for rank in range(4):
+            slices = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] == 0]
+            self.assertEqual(len(slices), 48)
+            for before, after in zip(slices, slices[1:]):
+                self.assertLessEqual(before["ts"] + before["dur"], after["ts"] + 1e-3)
+        begun = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+        ended = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+        self.assertEqual(begun.keys(), ended.keys())
+        self.assertTrue(all(begun[key] < ended[key] for key in begun))
+
+    def test_a_refused_picture_leaves_nothing(self):
+        self.refuse(ERROR, ["absent"], "simulate", "1f1b", "--svg", "absent/chart.svg")
+        self.refuse(ERROR, ["140800 actions", "131072"], "simulate", "1f1b", "--ranks", "64", "--microbatches", "1100",
+                    "--svg", "chart.svg")
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
