@@ -137,8 +137,8 @@ const qe_command qe_command_check = {
     .arguments = "SCHEDULE",
     .summary = "certify a pipeline schedule, or print why it cannot run",
     .details =
-        "SCHEDULE is " QE_SCHEDULE_NAMES "\n"
-        "with the sizes below, or a CSV file as PyTorch's pipelining writes it with\n"
+        "SCHEDULE is a name that `qeffect schedule --help` explains, with the sizes below,\n"
+        "or a CSV file as PyTorch's pipelining writes it with\n"
         "schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action per cell, such as 2F0\n"
         "(forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0 (both). Empty cells are\n"
         "bubbles.\n"

@@ -361,8 +361,8 @@ const qe_command qe_command_simulate = {
     .arguments = "SCHEDULE",
     .summary = "what a schedule costs: times, bubbles, memory; pictures of it",
     .details =
-        "SCHEDULE is " QE_SCHEDULE_NAMES "\n"
-        "with the sizes below, or a CSV file as `qeffect check` takes it.\n"
+        "SCHEDULE is a name that `qeffect schedule --help` explains, with the sizes below, or a CSV file as\n"
+        "`qeffect check` takes it.\n"
         "\n"
         "An action starts when its rank is free and its input has arrived. Two bubbles are told: the makespan bubble\n"
         "is what a step loses whose optimizer waits for all ranks, the stage bubble what it loses where no rank waits\n"

