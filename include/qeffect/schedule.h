@@ -68,13 +68,22 @@ qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *
 const char *qe_schedule_name(uint32_t index);
 /* Chunks per rank where nobody says a number: 2 for orders made for several, else 1. Thread: any. */
 uint32_t qe_schedule_usual_chunks(const char *name);
-/* Reads PyTorch's compute-only CSV: ranks = rows, stages and microbatches = largest index + 1, a stage's rank = the
- * row that names it first. Order and counts are not judged here. Empty cells are bubbles and are skipped.
+/* Reads PyTorch's CSV, compute-only or with communication: ranks = rows, stages and microbatches = largest index + 1,
+ * a stage's rank = the row that names it first. Empty cells are bubbles and are skipped. Order and counts of F, I, W
+ * and B are not judged here; those of SEND, RECV, UNSHARD, RESHARD and REDUCE_GRAD are, where there are any and the
+ * rest is valid, and then they are dropped: they follow from the order.
  * On failure: QE_ERROR_FORMAT with file, row (line), column (cell number), the text found and what was expected;
+ *             QE_CONTRACT with the place, the action of communication and the rule it breaks;
  *             QE_ERROR_LIMIT, QE_ERROR_IO, QE_ERROR_MEMORY. Owns: the caller frees with qe_schedule_deinit. */
 qe_status qe_schedule_read_csv(FILE *file, const char *path, qe_schedule *schedule_out, qe_error *error_out);
 /* One row per rank, no bubbles; the file is flushed, so that a full disk is QE_ERROR_IO here and not later. */
 qe_status qe_schedule_write_csv(const qe_schedule *schedule, FILE *file, qe_error *error_out);
+/* The same with the communication that PyTorch would add to it ("compute_comms"). On failure: also what
+ * qe_schedule_check says; QE_CONTRACT where the schedule stops because pairs send at their end; QE_ERROR_MEMORY. */
+qe_status qe_schedule_write_csv_comms(const qe_schedule *schedule, FILE *file, qe_error *error_out);
+/* The cell that begins with an action: "2F0", or "(2F0;3B1)OVERLAP_F_B" for a pair. Returns how many actions it holds.
+ * Requires: index below the schedule's actions, and not that of a pair's second. */
+uint32_t qe_schedule_cell_text(const qe_schedule *schedule, uint32_t index, char *text, size_t capacity);
 /* Deinit of a zeroed schedule is a no-op. */
 void qe_schedule_deinit(qe_schedule *schedule);
 

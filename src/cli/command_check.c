@@ -139,9 +139,9 @@ const qe_command qe_command_check = {
     .details =
         "SCHEDULE is a name that `qeffect schedule --help` explains, with the sizes below,\n"
         "or a CSV file as PyTorch's pipelining writes it with\n"
-        "schedule._dump_csv(FILE, format=\"compute_only\"): one row per rank, one action per cell, such as 2F0\n"
-        "(forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0 (both). Empty cells are\n"
-        "bubbles.\n"
+        "schedule._dump_csv(FILE), with communication or without: one row per rank, one action per cell, such as 2F0\n"
+        "(forward of stage 2, microbatch 0), 2I0 (input gradient), 2W0 (weight gradient), 2B0 (both),\n"
+        "(2F1;3B0)OVERLAP_F_B. Empty cells are bubbles.\n"
         "\n"
         "Certified means: every stage is on one rank, every action happens once, in an order that can run without\n"
         "deadlock. Otherwise the least that shows the fault is printed: for a deadlock the shortest circle of actions\n"

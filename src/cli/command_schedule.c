@@ -1,20 +1,40 @@
 /* command_schedule.c - `qeffect schedule`: writes a named schedule as CSV. A file appears whole or not at all. */
 #include "cli/schedule_argument.h"
 
+#include <string.h>
 #include <jansson.h>
 #include "cli/output.h"
 
-static qe_status write_csv(const void *schedule, FILE *file, qe_error *error_out) {
+static const char *const FORMATS[] = {"compute_only", "compute_comms"};
+static qe_cli_writer write_compute_only, write_compute_comms;
+static qe_cli_writer *const WRITERS[] = {write_compute_only, write_compute_comms};
+enum { FORMAT_COUNT = sizeof FORMATS / sizeof FORMATS[0] };
+
+static qe_status write_compute_only(const void *schedule, FILE *file, qe_error *error_out) {
     return qe_schedule_write_csv(schedule, file, error_out);
+}
+
+static qe_status write_compute_comms(const void *schedule, FILE *file, qe_error *error_out) {
+    return qe_schedule_write_csv_comms(schedule, file, error_out);
+}
+
+/* NULL: it has printed that there is no such format. */
+static qe_cli_writer *find_writer(const qe_cli *cli) {
+    const char *format = qe_cli_value(cli, "format");
+    for (size_t i = 0; i < FORMAT_COUNT; i++) {
+        if (format == NULL || strcmp(format, FORMATS[i]) == 0) return WRITERS[i];
+    }
+    (void)qe_cli_usage(cli, "--format is \"%s\"; expected compute_only or compute_comms", format);
+    return NULL;
 }
 
 static json_t *json_orders(const qe_schedule *schedule) {
     json_t *orders = json_array();
     for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
         json_t *row = json_array();
-        for (uint32_t i = schedule->rank_begin[rank]; i < schedule->rank_begin[rank + 1]; i++) {
-            char text[32];
-            (void)qe_action_text(&schedule->actions[i], text, sizeof text);
+        for (uint32_t i = schedule->rank_begin[rank]; i < schedule->rank_begin[rank + 1];) {
+            char text[64];
+            i += qe_schedule_cell_text(schedule, i, text, sizeof text);
             (void)json_array_append_new(row, json_string(text));
         }
         (void)json_array_append_new(orders, row);
@@ -30,44 +50,44 @@ static int json_report(const char *name, const char *path, const qe_schedule *sc
     return qe_cli_json(document, QE_EXIT_OK);
 }
 
-static int write_schedule(const qe_cli *cli, const char *name, const qe_schedule *schedule) {
+static int write_schedule(const qe_cli *cli, const char *name, qe_cli_writer *writer, const qe_schedule *schedule) {
     const char *path = qe_cli_value(cli, "output");
     qe_error error = {0};
     if (path != NULL) {
-        int status = qe_cli_write_file(cli, path, write_csv, schedule);
+        int status = qe_cli_write_file(cli, path, writer, schedule);
         if (status != QE_EXIT_OK) return status;
     }
     if (cli->json) return json_report(name, path, schedule);
-    if (path == NULL && qe_schedule_write_csv(schedule, stdout, &error) != QE_OK) return qe_cli_error(cli, &error);
+    if (path == NULL && writer(schedule, stdout, &error) != QE_OK) return qe_cli_error(cli, &error);
     return QE_EXIT_OK;
 }
 
 static int run_schedule(qe_cli *cli) {
     const char *name = cli->arguments[0];
     qe_schedule schedule;
-    if (!qe_schedule_argument_is_name(name)) {
-        return qe_cli_usage(cli, "no schedule is named \"%s\"; use " QE_SCHEDULE_NAMES, name);
-    }
+    qe_cli_writer *writer = find_writer(cli);
+    if (writer == NULL) return QE_EXIT_USAGE;
     if (qe_cli_value(cli, "output") != NULL && qe_cli_value(cli, "output")[0] == '\0') {
         return qe_cli_usage(cli, "--output needs the name of a file");
     }
-    int status = qe_schedule_argument_generate(cli, name, &schedule);
+    int status = qe_schedule_argument_load(cli, name, &schedule);
     if (status != QE_EXIT_OK) return status;
-    status = write_schedule(cli, name, &schedule);
+    status = write_schedule(cli, name, writer, &schedule);
     qe_schedule_deinit(&schedule);
     return status;
 }
 
 static const qe_cli_option OPTIONS[] = {{"output", 'o', "FILE", "write here instead of standard output", 0},
+                                        {"format", 0, "FORM", "compute_only, or compute_comms with transfers", 0},
                                         QE_SCHEDULE_OPTIONS,
                                         {NULL, 0, NULL, NULL, 0}};
 
 const qe_command qe_command_schedule = {
     .name = "schedule",
-    .arguments = "NAME",
+    .arguments = "SCHEDULE",
     .summary = "write a pipeline schedule as CSV",
     .details =
-        "NAME is one of\n"
+        "SCHEDULE is a CSV file, or one of\n"
         "  gpipe           all forwards, then all backwards\n"
         "  looped-bfs      all forwards chunk by chunk, then all backwards, the last microbatch first\n"
         "  1f1b            one forward, one backward in turn; keeps at most as many microbatches as ranks\n"
@@ -83,12 +103,15 @@ const qe_command qe_command_schedule = {
         "  dualpipev       the same on zbv's V, each stage once\n"
         "  sequential      one microbatch at a time, the baseline\n"
         "\n"
-        "The file is what PyTorch's pipelining reads (compute_only) and `qeffect check` and `qeffect train` take:\n"
-        "one row per rank, one action per cell. A file is written whole or not at all.\n"
+        "Written is what PyTorch's pipelining reads and `qeffect check` and `qeffect train` take: one row per rank,\n"
+        "one action per cell. --format compute_comms adds the transfers, UNSHARD, RESHARD and REDUCE_GRAD that\n"
+        "PyTorch would add; with a CSV file for SCHEDULE, to that order. With --json the orders are listed without\n"
+        "them. A file is written whole or not at all.\n"
         "\n"
         "Examples:\n"
         "  qeffect schedule 1f1b --ranks 4 --microbatches 8\n"
-        "  qeffect schedule interleaved --ranks 4 --chunks 2 --microbatches 8 -o orders.csv\n",
+        "  qeffect schedule interleaved --ranks 4 --chunks 2 --microbatches 8 -o orders.csv\n"
+        "  qeffect schedule orders.csv --format compute_comms\n",
     .options = OPTIONS,
     .arguments_min = 1,
     .arguments_max = 1,

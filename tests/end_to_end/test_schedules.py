@@ -61,6 +61,46 @@ class Schedules(Case):
         self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "schedule", "1g1b")
         self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "check", "1g1b")
 
+    def test_communication_is_written_for_names_and_files_and_read_back(self):
+        sizes = ("--ranks", "2", "--chunks", "2", "--microbatches", "5")
+        order = self.succeed("schedule", "dualpipev", *sizes, "-o", "order.csv").stdout
+        moves = self.succeed("schedule", "dualpipev", *sizes, "--format", "compute_comms").stdout
+        self.assertIn(",0SEND_F1,", moves)
+        self.assertEqual(self.succeed("schedule", "order.csv", "--format", "compute_comms").stdout, moves)
+        self.write("moves.csv", moves)
+        self.assertEqual(self.succeed("schedule", "moves.csv").stdout, self.succeed("schedule", "order.csv").stdout)
+        self.assertTrue(self.document("check", "moves.csv")["certified"])
+        rows = self.document("schedule", "moves.csv")["orders"]
+        self.assertIn("(0F3;3B1)OVERLAP_F_B", rows[0])
+        self.assertEqual(",".join(rows[0]), self.succeed("schedule", "order.csv").stdout.splitlines()[0])
+        self.refuse(USAGE, ["svgz", "compute_comms"], "schedule", "1f1b", "--format", "svgz")
+        self.assertEqual(order, "")
+
+    def test_malformed_files_exit_with_1_and_invalid_ones_with_3_and_name_their_place(self):
+        for text, status, words in (
+                ("0F0,0X0\n", ERROR, ["bad.csv:1:2", "row 1, cell 2", "0X0", "expected F, I, W or B"]),
+                ("0F0,0B0 0B1\n", ERROR, ["bad.csv:1:2", "0B0 0B1", "nothing after"]),
+                ("-1F0\n", ERROR, ["bad.csv:1:1", "-1F0", "from 0 on"]),
+                ("0F99999999999\n", ERROR, ["bad.csv:1:1", "below 65536"]),
+                ("0F0,(0B0)OVERLAP\n", ERROR, ["bad.csv:1:2", "(0B0)OVERLAP", "OVERLAP_F_B"]),
+                ("0F0,0SEND_F0,0B0\n1F0,1B0\n", CONTRACT, ["bad.csv:2:1", "schedule.missing", "1F0", "RECV_F"])):
+            with self.subTest(text=text):
+                self.write("bad.csv", text)
+                self.refuse(status, words, "check", "bad.csv")
+                self.refuse(status, words, "schedule", "bad.csv", "--format", "compute_comms")
+        for text, rule, words in (
+                ("0F0,0B0\n1F0,0F0,1B0\n", "schedule.place", "row 2, cell 2"),
+                ("0F0,0F0,0B0\n1F0,1B0\n", "schedule.duplicate", "row 1, cell 2"),
+                ("0F0,0B0\n1F0\n", "schedule.missing", "1B0"),
+                ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "schedule.cycle", "row 2, cell 3")):
+            with self.subTest(text=text):
+                self.write("bad.csv", text)
+                done = self.run_program("check", "bad.csv")
+                self.assertEqual(done.returncode, CONTRACT)
+                self.assertIn(rule, done.stdout)
+                self.assertIn(words, " ".join(done.stdout.split()))
+                self.refuse(CONTRACT, [rule], "schedule", "bad.csv", "--format", "compute_comms")
+
     def test_a_refused_write_leaves_nothing_and_keeps_what_was_there(self):
         os.mkdir(self.path("folder"))
         self.refuse(ERROR, ["folder"], "schedule", "1f1b", "-o", "folder")

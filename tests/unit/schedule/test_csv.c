@@ -5,12 +5,14 @@ static void assert_same(const qe_schedule *a, const qe_schedule *b) {
     assert_int_equal(a->ranks, b->ranks);
     assert_int_equal(a->stages, b->stages);
     assert_int_equal(a->microbatches, b->microbatches);
+    assert_int_equal(a->reversed, b->reversed);
     assert_memory_equal(a->rank_begin, b->rank_begin, (a->ranks + 1) * sizeof *a->rank_begin);
     assert_memory_equal(a->stage_rank, b->stage_rank, a->stages * sizeof *a->stage_rank);
     for (uint32_t i = 0; i < a->rank_begin[a->ranks]; i++) {
         assert_int_equal(a->actions[i].stage, b->actions[i].stage);
         assert_int_equal(a->actions[i].kind, b->actions[i].kind);
         assert_int_equal(a->actions[i].microbatch, b->actions[i].microbatch);
+        assert_int_equal(a->actions[i].paired, b->actions[i].paired);
     }
 }
 
@@ -31,7 +33,8 @@ static void what_is_written_is_read_back_the_same(void **state) {
     static const qe_schedule_request requests[] = {
         {"gpipe", 4, 1, 8, 0},       {"1f1b", 64, 1, 100, 0},     {"interleaved", 4, 2, 8, 0},
         {"zbh1", 8, 1, 24, 0},       {"sequential", 2, 3, 5, 0},  {"interleaved", 3, 3, 9, 1},
-        {"1f1b", 1, 1, 1, 0},
+        {"1f1b", 1, 1, 1, 0},        {"dualpipev", 4, 2, 9, 0},   {"dualpipe", 4, 1, 8, 0},
+        {"dualpipe", 2, 1, 4, 0},    {"dualpipe", 6, 1, 12, 1},   {"v-half", 5, 2, 9, 0},
     };
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
         qe_schedule schedule;
@@ -53,6 +56,49 @@ static void the_written_form_is_one_row_per_rank_without_bubbles(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void pairs_are_written_and_read_as_one_cell(void **state) {
+    (void)state;
+    static const char rows[] = "1F0,2F0,2B0,1F1,(2F1;1B0)OVERLAP_F_B,2B1,1B1\n";
+    qe_schedule schedule = schedule_of("1F0,2F0,2B0,1F1,\"( 2F1 ;1B0 )OVERLAP_F_B\",2B1, (1B1;)OVERLAP_F_B\n");
+    assert_int_equal(schedule.rank_begin[1], 8);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(schedule.actions[i].paired, i == 4);
+        assert_int_equal(schedule.actions[i].column, i < 5 ? i + 1 : i);
+    }
+    char text[256] = {0}, cell[64];
+    assert_int_equal(qe_schedule_cell_text(&schedule, 3, cell, sizeof cell), 1);
+    assert_string_equal(cell, "1F1");
+    assert_int_equal(qe_schedule_cell_text(&schedule, 4, cell, sizeof cell), 2);
+    assert_string_equal(cell, "(2F1;1B0)OVERLAP_F_B");
+    FILE *file = fmemopen(text, sizeof text, "w");
+    assert_non_null(file);
+    assert_int_equal(qe_schedule_write_csv(&schedule, file, NULL), QE_OK);
+    (void)fclose(file);
+    assert_string_equal(text, rows);
+    schedule.actions[7].paired = 1; /* with nothing behind it */
+    assert_int_equal(qe_schedule_cell_text(&schedule, 7, cell, sizeof cell), 1);
+    assert_string_equal(cell, "1B1");
+    qe_schedule_deinit(&schedule);
+}
+
+static void only_dualpipe_has_stages_on_two_ranks(void **state) {
+    (void)state;
+    qe_schedule schedule = schedule_of("0F0,1F1,1B1,0B0\n1F0,0F1,0B1,1B0\n");
+    assert_int_equal(schedule.reversed, 1);
+    qe_schedule_deinit(&schedule);
+    static const char *const others[] = {"0F0,1F1,1B1,0B0\n1F0,0F1,0B1,1B0,0F2\n", "0F0,1F1,2F1\n1F0,0F1\n",
+                                         "0F0,0F1\n1F0,0F1\n"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        qe_counterexample counterexample = {0};
+        schedule = schedule_of(others[i]);
+        assert_int_equal(schedule.reversed, 0);
+        assert_int_equal(qe_schedule_check(&schedule, &counterexample, NULL), QE_CONTRACT);
+        assert_int_equal(counterexample.rule, QE_RULE_SCHEDULE_PLACE);
+        qe_counterexample_deinit(&counterexample);
+        qe_schedule_deinit(&schedule);
+    }
+}
+
 static void bubbles_spaces_line_ends_and_uneven_rows_are_tolerated(void **state) {
     (void)state;
     static const char *const files[] = {
@@ -61,6 +107,7 @@ static void bubbles_spaces_line_ends_and_uneven_rows_are_tolerated(void **state)
         "0F0 , 0F1\t,  ,,0B0,0B1  \n,1F0,1B0,1F1,1B1",
         "0F0,0F1,0B0,0B1,,,,,,,,\n,,,,,,,,,1F0,1B0,1F1,1B1,\n\n\r\n",
         "00F00,0F1,0B0,0B1\n1F0,1B0,1F1,01B1\n",
+        "\"0F0\",0F1, \" 0B0 \",0B1\n1F0,1B0,1F1,1B1\n",
     };
     qe_schedule expected = generated("1f1b", 2, 1, 2);
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -101,18 +148,32 @@ static const bad_file BAD_FILES[] = {
     {"0F0,0F1x\n", QE_ERROR_FORMAT, 1, 2, "found \"0F1x\"", "nothing after"},
     {"0F0 0F1\n", QE_ERROR_FORMAT, 1, 1, "found \"0F0 0F1\"", "nothing after"},
     {"0F1.5\n", QE_ERROR_FORMAT, 1, 1, "found \"0F1.5\"", "nothing after"},
-    {"\"0F0\"\n", QE_ERROR_FORMAT, 1, 1, "found \"\"0F0\"\"", "a stage number first"},
+    {"\"0F0\n", QE_ERROR_FORMAT, 1, 1, "found \"\"0F0\"", "a stage number first"},
     {"4096F0\n", QE_ERROR_FORMAT, 1, 1, "found \"4096F0\"", "below 4096"},
     {"0F65536\n", QE_ERROR_FORMAT, 1, 1, "found \"0F65536\"", "below 65536"},
     {"99999999999999999999999999F0\n", QE_ERROR_FORMAT, 1, 1, "99999999999999999999999999F0", "below 4096"},
     {"0F18446744073709551616\n", QE_ERROR_FORMAT, 1, 1, "0F18446744073709551616", "below 65536"},
     {"0F4294967296\n", QE_ERROR_FORMAT, 1, 1, "0F4294967296", "below 65536"},
-    {"0F0,0SEND_F0\n", QE_ERROR_FORMAT, 1, 2, "found \"0SEND_F0\"", "only compute-only CSV is read"},
-    {"1RECV_B3\n", QE_ERROR_FORMAT, 1, 1, "found \"1RECV_B3\"", "only compute-only CSV is read"},
-    {"1UNSHARD\n", QE_ERROR_FORMAT, 1, 1, "found \"1UNSHARD\"", "only compute-only CSV is read"},
-    {"0REDUCE_GRAD\n", QE_ERROR_FORMAT, 1, 1, "found \"0REDUCE_GRAD\"", "only compute-only CSV is read"},
+    {"0F0,0SEND_F\n", QE_ERROR_FORMAT, 1, 2, "found \"0SEND_F\"", "a microbatch number, from 0 on"},
+    {"0F0,0UNSHARDx\n", QE_ERROR_FORMAT, 1, 2, "found \"0UNSHARDx\"", "nothing after"},
+    {"0F0,0OVERLAP_F_B0\n", QE_ERROR_FORMAT, 1, 2, "found \"0OVERLAP_F_B0\"", "F, I, W or B after"},
+    {"0SEND_F0\n1F0\n", QE_ERROR_FORMAT, 1, 0, "row 1 moves data and computes nothing", ""},
+    {"1F0\n0UNSHARD\n", QE_ERROR_FORMAT, 2, 0, "row 2 moves data and computes nothing", ""},
     {"0SEND_X0\n", QE_ERROR_FORMAT, 1, 1, "found \"0SEND_X0\"", "F, I, W or B after"},
-    {"0F0,(0F1;3B0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 2, "(0F1;3B0)OVERLAP_F_B", "not supported yet"},
+    {"0F0,(0F1;3B0)\n", QE_ERROR_FORMAT, 1, 2, "(0F1;3B0)", "OVERLAP_F_B behind"},
+    {"0F0,(0F1;3B0)F\n", QE_ERROR_FORMAT, 1, 2, "(0F1;3B0)F", "OVERLAP_F_B behind"},
+    {"0F0,(0F1;3B0)OVERLAP_F_B0\n", QE_ERROR_FORMAT, 1, 2, "OVERLAP_F_B0", "OVERLAP_F_B behind"},
+    {"0F0,(0F1;3B0 OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 2, "(0F1;3B0 OVERLAP_F_B", "OVERLAP_F_B behind"},
+    {"()OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "()OVERLAP_F_B", "two actions in the pair"},
+    {"(;)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(;)OVERLAP_F_B", "two actions in the pair"},
+    {"(0F0;1B0;2W0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(0F0;1B0;2W0)", "two actions in the pair, not more"},
+    {"(0F0;1F0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(0F0;1F0)", "an F and a B"},
+    {"(0F0;1W0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(0F0;1W0)", "an F and a B"},
+    {"(0F0;1SEND_B0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(0F0;1SEND_B0)", "an F and a B"},
+    {"(0SEND_F0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(0SEND_F0)", "actions that compute"},
+    {"(2F0;2B0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(2F0;2B0)", "the backward needs this very forward"},
+    {"(2F0;(2B0)OVERLAP_F_B)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(2F0;(2B0)", "OVERLAP_F_B behind"},
+    {"(2F0;B0)OVERLAP_F_B\n", QE_ERROR_FORMAT, 1, 1, "(2F0;B0)", "a stage number first"},
     {"\xEF\xBB\xBF" "0F0\n", QE_ERROR_FORMAT, 1, 1, "found \"\\xEF\\xBB\\xBF0F0\"", "a stage number first"},
     {"", QE_ERROR_FORMAT, 1, 0, "no action", ""},
     {"\n\n\n", QE_ERROR_FORMAT, 1, 0, "no action", ""},
@@ -238,7 +299,7 @@ static void random_bytes_never_do_harm(void **state) {
             assert_round_trip(&schedule);
         } else {
             refused++;
-            assert_true(status == QE_ERROR_FORMAT || status == QE_ERROR_LIMIT);
+            assert_true(status == QE_ERROR_FORMAT || status == QE_ERROR_LIMIT || status == QE_CONTRACT);
             assert_true(error.line > 0);
         }
         qe_schedule_deinit(&schedule);
@@ -251,6 +312,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_written_is_read_back_the_same),
         cmocka_unit_test(the_written_form_is_one_row_per_rank_without_bubbles),
+        cmocka_unit_test(pairs_are_written_and_read_as_one_cell),
+        cmocka_unit_test(only_dualpipe_has_stages_on_two_ranks),
         cmocka_unit_test(bubbles_spaces_line_ends_and_uneven_rows_are_tolerated),
         cmocka_unit_test(actions_remember_their_row_and_cell),
         cmocka_unit_test(a_malformed_cell_is_named_with_row_cell_text_and_what_was_expected),
