@@ -51,7 +51,7 @@ HEADER_ROOM = {
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
     "draw": "schedule",
     "plan": "plan", "model": "model", "timed": "model", "step": "step",
-    "safetensors": "store", "checkpoint": "store", "settings": "config", "data": "data",
+    "snapshot": "step", "safetensors": "store", "checkpoint": "store", "settings": "config", "data": "data",
     "host": "backend/host", "check": "backend/check", "local": "comm/local",
 }
 

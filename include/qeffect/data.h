@@ -45,6 +45,11 @@ qe_status qe_dataset_open(const qe_dataset_options *options, qe_dataset **datase
 void qe_dataset_close(qe_dataset *dataset);
 qe_dataset_info qe_dataset_describe(const qe_dataset *dataset);
 
+/* XXH3-128 of the stream's tokens as they lie in the file, 32 hexadecimal digits: the same for the same data under
+ * another name. Reads all of it: some seconds for the largest. Thread: any. */
+enum { QE_DATA_DIGEST_BYTES = 33 };
+void qe_dataset_digest(const qe_dataset *dataset, char text_out[QE_DATA_DIGEST_BYTES]);
+
 /* Sequences first .. first + count - 1 of a split. Training visits every window once per epoch in an order that
  * depends on (seed, epoch); validation goes from window 0 on and ignores the seed.
  * Requires: outputs hold count * sequence values each; validation: validation_windows > 0.

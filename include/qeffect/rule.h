@@ -58,6 +58,11 @@ typedef enum qe_rule {
     QE_RULE_SCHEDULE_ORDER,  /* schedule.order: F, I, W of one (stage, microbatch) out of order on its rank */
     QE_RULE_SCHEDULE_CYCLE,  /* schedule.cycle: actions wait for each other */
     QE_RULE_STEP_NONFINITE,  /* step.nonfinite: loss or gradient norm is not finite */
+    QE_RULE_CHECKPOINT_RUN,  /* checkpoint.run: a manifest beside files of another run */
+    QE_RULE_CHECKPOINT_MIXED, /* checkpoint.mixed: files of different steps */
+    QE_RULE_CHECKPOINT_MISSING, /* checkpoint.missing: something that the plan keeps is in no file */
+    QE_RULE_CHECKPOINT_SHAPE, /* checkpoint.shape: a tensor of another dtype or shape than the plan keeps */
+    QE_RULE_CHECKPOINT_STATE, /* checkpoint.state: what was restored is not what was saved */
     QE_RULE_COUNT
 } qe_rule;
 

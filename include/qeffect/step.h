@@ -103,6 +103,7 @@ typedef struct qe_state_tensor {
     const float *values;    /* fp32; valid during the call only */
     uint32_t weight;        /* the model's weight index */
     int role;               /* scale and history: QE_SCALE_X, QE_SCALE_W, QE_SCALE_DY; else -1 */
+    uint32_t parameter;     /* the model's parameter index; QE_NONE for scales and histories */
 } qe_state_tensor;
 /* Calls `visit` for every tensor of the state in the order of the hash. Thread: the caller's, between steps.
  * On failure: QE_ERROR_DEVICE or QE_ERROR_MEMORY; the tensors before were visited. */

@@ -36,6 +36,18 @@ void qe_hash_text(qe_hash128 digest, char text_out[QE_HASH_TEXT_BYTES]) {
     snprintf(text_out, QE_HASH_TEXT_BYTES, "%016" PRIx64 "%016" PRIx64, digest.high, digest.low);
 }
 
+void qe_hash_tensor(qe_hash *hash, const char *name, uint32_t rank, const uint64_t *shape, const float *values) {
+    char tail[64];
+    QE_ASSERT(rank == 1 || rank == 2);
+    uint64_t columns = shape[rank - 1], rows = rank == 1 ? 1 : shape[0];
+    int length = rank == 1 ? snprintf(tail, sizeof tail, " F32 [%" PRIu64 "]\n", columns)
+                           : snprintf(tail, sizeof tail, " F32 [%" PRIu64 ",%" PRIu64 "]\n", rows, columns);
+    QE_ASSERT(length > 0 && (size_t)length < sizeof tail);
+    qe_hash_update(hash, name, strlen(name));
+    qe_hash_update(hash, tail, (size_t)length);
+    qe_hash_update(hash, values, (size_t)(rows * columns) * sizeof *values);
+}
+
 uint64_t qe_hash_name(const char *name) {
     return XXH3_64bits(name, strlen(name));
 }

@@ -33,6 +33,10 @@ qe_hash128 qe_hash_bytes(const void *data, size_t bytes);
 /* Lower-case hexadecimal, high half first: what `xxhsum -H2` prints. */
 void qe_hash_text(qe_hash128 digest, char text_out[QE_HASH_TEXT_BYTES]);
 
+/* One tensor of fp32: a line "name F32 [shape]", then its little-endian bytes, so that two tensors never hash alike by
+ * running into each other. rank 1 or 2. */
+void qe_hash_tensor(qe_hash *hash, const char *name, uint32_t rank, const uint64_t *shape, const float *values);
+
 /* 64 bits of a name. */
 uint64_t qe_hash_name(const char *name);
 

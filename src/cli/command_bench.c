@@ -308,7 +308,7 @@ static int run_bench(qe_cli *cli) {
         return QE_EXIT_USAGE;
     int check, status = qe_session_device(cli, 0, &check);
     if (status != QE_EXIT_OK) return status;
-    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, &b.settings);
+    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, &b.settings);
     if (status != QE_EXIT_OK) return status;
     if (getloadavg(&b.load, 1) != 1) b.load = -1;
     if (b.load > 0.5) fprintf(stderr, "the machine is busy (load %.2f): ratios hold better than times do\n", b.load);

@@ -6,8 +6,8 @@
 #include <jansson.h>
 #include "base/assert.h"
 #include "base/text.h"
+#include "cli/checkpoints.h"
 #include "cli/observed.h"
-#include "cli/progress.h"
 
 typedef struct training {
     qe_cli *cli;
@@ -21,6 +21,10 @@ typedef struct training {
     double last_loss, validation_loss, seconds;
     uint64_t certified, judged;
     qe_observed observed;
+    qe_keeping keeping;
+    qe_resume resume;
+    int resumes;
+    qe_rule refused; /* a checkpoint rule that was broken */
 } training;
 
 static volatile sig_atomic_t interrupted;
@@ -81,6 +85,9 @@ static void describe(training *t) {
            s->contracts.mode == QE_CONTRACTS_SETTING_TRAP  ? "trap"
            : s->contracts.mode == QE_CONTRACTS_SETTING_OFF ? "off"
                                                            : "observe");
+    if (t->resumes)
+        printf("resumed   step %llu of %s\n", (unsigned long long)qe_resume_step(&t->resume),
+               qe_checkpoint_path(t->resume.checkpoint));
     fflush(stdout);
 }
 
@@ -126,13 +133,14 @@ static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe
 
 static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
     const qe_settings_train *settings = &t->session.settings.train;
-    for (uint64_t step = 1; step <= settings->steps && !interrupted; step++) {
+    for (uint64_t step = t->steps_done + 1; step <= settings->steps && !interrupted; step++) {
         double begin = qe_progress_now();
         QE_TRY(one_step(t, step, result, error));
         t->seconds += qe_progress_now() - begin;
         t->steps_done = step;
         t->tokens += (uint64_t)t->session.sequences_per_step * t->session.settings.model.sequence;
         qe_progress_step(&t->progress, step, result->loss, (double)t->tokens / t->seconds);
+        QE_TRY(qe_keeping_step(&t->keeping, step, error));
         int due = settings->evaluate_every != 0 && step % settings->evaluate_every == 0 && step != settings->steps;
         if (due) QE_TRY(validate(t, step, settings->evaluate_sequences, result, error));
     }
@@ -141,7 +149,9 @@ static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
 
 static qe_status keep(training *t, qe_error *error) {
     const char *path = t->session.settings.checkpoint.path;
-    return path[0] == 0 || t->steps_done == 0 ? QE_OK : qe_session_save(&t->session, path, error);
+    if (path[0] == 0 || t->steps_done == 0) return QE_OK;
+    QE_TRY(qe_keeping_finish(&t->keeping, t->steps_done, error));
+    return qe_session_save(&t->session, path, error);
 }
 
 static json_t *memory_json(const training *t) {
@@ -160,7 +170,10 @@ static void tell_kept(const training *t) {
     const char *path = t->session.settings.checkpoint.path;
     if (path[0] && t->steps_done > 0)
         printf("weights are in %s; `%s generate %s` continues a text\n", path, t->cli->program, path);
-    else
+    if (t->keeping.written > 0)
+        printf("checkpoints are in %s, the last of step %llu; `%s train --resume %s` goes on from it\n", path,
+               (unsigned long long)t->keeping.written_step, t->cli->program, path);
+    if (!path[0] || t->steps_done == 0)
         printf("no weights were kept: %s\n", path[0] ? "no step was finished" : "checkpoint.path is empty");
 }
 
@@ -171,8 +184,8 @@ static int finish(training *t, const char *hash) {
     qe_observed_print(&t->observed, &t->session, t->cli->program);
     int status = interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
     if (!t->cli->json) {
-        printf("%s after %llu steps: loss %.4f", interrupted ? "interrupted" : "done",
-               (unsigned long long)t->steps_done, t->last_loss);
+        printf("%s after %llu steps", interrupted ? "interrupted" : "done", (unsigned long long)t->steps_done);
+        if (t->tokens > 0) printf(": loss %.4f", t->last_loss);
         if (!interrupted && json_array_size(t->validation) > 0)
             printf(", validation %.4f nats/token", t->validation_loss);
         printf(", %.0f tokens/s", rate);
@@ -186,9 +199,9 @@ static int finish(training *t, const char *hash) {
     json_object_set_new(t->document, "vetoed", json_integer((json_int_t)t->vetoed));
     json_object_set_new(t->document, "interrupted", json_boolean(interrupted));
     json_object_set_new(t->document, "tokens_per_s", json_real(rate));
-    if (t->steps_done > 0)
-        json_object_set_new(t->document, "step_ms", json_real(1e3 * t->seconds / (double)t->steps_done));
-    json_object_set_new(t->document, "loss", json_real(t->last_loss));
+    uint64_t here = t->steps_done - qe_resume_step(&t->resume);
+    if (here > 0) json_object_set_new(t->document, "step_ms", json_real(1e3 * t->seconds / (double)here));
+    if (here > 0 || !t->resumes) json_object_set_new(t->document, "loss", json_real(t->last_loss));
     if (!interrupted && json_array_size(t->validation) > 0)
         json_object_set_new(t->document, "validation_loss", json_real(t->validation_loss));
     json_object_set(t->document, "loss_curve", t->curve);
@@ -202,6 +215,11 @@ static int finish(training *t, const char *hash) {
     json_object_set_new(t->document, "memory", memory_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
     if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
+    if (t->keeping.writer != NULL) json_object_set_new(t->document, "checkpoints", qe_keeping_json(&t->keeping));
+    if (t->resumes) {
+        json_object_set_new(t->document, "resumed_from", qe_cli_json_text(qe_checkpoint_path(t->resume.checkpoint)));
+        json_object_set_new(t->document, "resumed_step", json_integer((json_int_t)qe_resume_step(&t->resume)));
+    }
     json_t *document = t->document;
     t->document = NULL;
     return qe_cli_json(document, status);
@@ -215,7 +233,7 @@ static qe_status dump_batches(training *t, uint64_t steps, const char *path, qe_
                                          : qe_error_set(error, QE_ERROR_MEMORY, "dump fewer steps",
                                                         "no memory for %llu batches", (unsigned long long)steps);
     for (uint64_t step = 1; status == QE_OK && step <= steps; step++) {
-        qe_session_batch(&t->session, step);
+        qe_session_batch(&t->session, t->steps_done + step);
         memcpy(tokens + (step - 1) * one, t->session.tokens, one * sizeof *tokens);
         memcpy(targets + (step - 1) * one, t->session.targets, one * sizeof *targets);
     }
@@ -232,10 +250,14 @@ static qe_status dump_batches(training *t, uint64_t steps, const char *path, qe_
 static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
     const char *initial = qe_cli_value(t->cli, "dump-initial"), *batches = qe_cli_value(t->cli, "dump-batches");
     const char *kept = t->session.settings.checkpoint.path;
-    QE_TRY(qe_session_initialize(&t->session, error));
+    if (t->resumes) {
+        QE_TRY(qe_resume_apply(&t->resume, &t->session, qe_cli_has(t->cli, "new-lineage"), &t->refused, error));
+        t->steps_done = qe_resume_step(&t->resume);
+    } else QE_TRY(qe_session_initialize(&t->session, error));
     if (kept[0] != 0) QE_TRY(qe_store_try_directory(kept, error)); /* not only when all is trained */
     if (initial != NULL) QE_TRY(qe_session_save_file(&t->session, initial, error));
-    return batches == NULL ? QE_OK : dump_batches(t, dump_steps, batches, error);
+    if (batches != NULL) QE_TRY(dump_batches(t, dump_steps, batches, error));
+    return qe_keeping_open(&t->keeping, &t->session, &t->progress, t->resumes ? &t->resume.lineage : NULL, error);
 }
 
 static int fail_schedule(training *t) {
@@ -250,10 +272,20 @@ static int fail_schedule(training *t) {
         QE_EXIT_CONTRACT);
 }
 
-/* A loss that is not finite breaks a rule that no ledger sees: there is no history to write as a trace. */
-static json_t *nonfinite_json(const qe_error *error) {
-    return json_pack("{s:[{s:s, s:o}]}", "violations", "rule", qe_rule_id(QE_RULE_STEP_NONFINITE), "message",
+/* Not finite losses and checkpoints break rules that no ledger sees: there is no history to write as a trace. */
+static json_t *rule_json(qe_rule rule, const qe_error *error) {
+    return json_pack("{s:[{s:s, s:o}]}", "violations", "rule", qe_rule_id(rule), "message",
                      qe_cli_json_text(error->message));
+}
+
+/* The good steps are not lost with the one that was refused. */
+static void save_last(training *t) {
+    qe_error error = {0};
+    if (t->keeping.writer == NULL) return;
+    if (qe_keeping_finish(&t->keeping, t->steps_done, &error) != QE_OK) qe_cli_print_error(&error);
+    else
+        fprintf(stderr, "a checkpoint of step %llu is in %s\n", (unsigned long long)t->steps_done,
+                t->session.settings.checkpoint.path);
 }
 
 /* A step was refused and the state is that of the step before, unless the breach came while it was committed. */
@@ -263,7 +295,7 @@ static int fail_step(training *t, const qe_step_result *result, qe_error *error)
     qe_error torn = {0};
     if (result->vetoed) {
         qe_cli_print_error(error);
-        breach = nonfinite_json(error);
+        breach = rule_json(QE_RULE_STEP_NONFINITE, error);
     } else {
         qe_session_report_breach(&t->session, t->cli->program, result, &breach);
     }
@@ -272,6 +304,7 @@ static int fail_step(training *t, const qe_step_result *result, qe_error *error)
         fprintf(stderr, "weights, optimizer state and scales are those of step %llu: state_hash %s\n",
                 (unsigned long long)t->steps_done, hash);
     else qe_cli_print_error(&torn);
+    if (whole && t->steps_done > qe_resume_step(&t->resume)) save_last(t);
     if (!t->cli->json) {
         json_decref(breach);
         return QE_EXIT_CONTRACT;
@@ -281,10 +314,18 @@ static int fail_step(training *t, const qe_step_result *result, qe_error *error)
     return qe_cli_json(document, QE_EXIT_CONTRACT);
 }
 
-/* A breach in a plan, in a step, or an operating error. */
+/* A checkpoint that breaks a rule: nothing was trained. */
+static int fail_checkpoint(const training *t, const qe_error *error) {
+    qe_cli_print_error(error);
+    if (!t->cli->json) return QE_EXIT_CONTRACT;
+    return qe_cli_json(json_pack("{s:o}", "breach", rule_json(t->refused, error)), QE_EXIT_CONTRACT);
+}
+
+/* A breach in a checkpoint, in a plan, in a step, or an operating error. */
 static int fail(training *t, qe_status status, const qe_step_result *result, qe_error *error) {
     qe_progress_end(&t->progress);
     qe_observed_print(&t->observed, &t->session, t->cli->program);
+    if (t->refused != QE_RULE_NONE) return fail_checkpoint(t, error);
     if (t->session.counterexample.rule != QE_RULE_NONE) return fail_schedule(t);
     if (status == QE_CONTRACT && t->session.team != NULL) return fail_step(t, result, error);
     return qe_cli_error(t->cli, error);
@@ -304,7 +345,7 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     if (status == QE_OK) status = prepare(t, dump_steps, &error);
     if (status != QE_OK) return fail(t, status, &result, &error);
     describe(t);
-    qe_progress_begin(&t->progress, t->cli->terminal, settings->train.steps);
+    qe_progress_begin(&t->progress, t->cli->terminal, t->steps_done + 1, settings->train.steps);
     catch_interrupt();
     status = loop(t, &result, &error);
     if (status != QE_OK) return fail(t, status, &result, &error);
@@ -315,8 +356,36 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     return finish(t, hash);
 }
 
-static int run_train(qe_cli *cli) {
+/* Without a file, a resumed run goes on with the settings of its checkpoint. */
+static int settings_of(training *t, qe_settings *settings) {
+    const char *config = t->cli->argument_count > 0 ? t->cli->arguments[0] : NULL;
+    const char *path = qe_cli_value(t->cli, "resume");
+    qe_error error = {0};
+    qe_settings base;
+    if (path == NULL) return qe_session_settings(t->cli, config, NULL, settings);
+    qe_status status = qe_resume_open(&t->resume, path, &t->refused, &error);
+    t->resumes = status == QE_OK;
+    if (status == QE_OK && config == NULL) status = qe_resume_settings(&t->resume, &base, &error);
+    if (t->refused != QE_RULE_NONE) return fail_checkpoint(t, &error);
+    if (status != QE_OK) return qe_cli_error(t->cli, &error);
+    return qe_session_settings(t->cli, config, config == NULL ? &base : NULL, settings);
+}
+
+static int train(training *t, uint64_t dump_steps) {
     qe_settings settings;
+    int status = settings_of(t, &settings);
+    if (status != QE_EXIT_OK) return status;
+    if (t->inject != QE_RULE_NONE && settings.contracts.mode == QE_CONTRACTS_SETTING_OFF)
+        return qe_cli_usage(t->cli, "--inject plants a fault for the contracts to find; contracts.mode is off");
+    if (t->inject != QE_RULE_NONE && !is_schedule_rule(t->inject) &&
+        (t->inject_step > settings.train.steps || t->inject_step <= qe_resume_step(&t->resume)))
+        return qe_cli_usage(t->cli, "--inject: step %llu never comes; train.steps is %u and the first is %llu",
+                            (unsigned long long)t->inject_step, settings.train.steps,
+                            (unsigned long long)qe_resume_step(&t->resume) + 1);
+    return run_training(t, &settings, dump_steps);
+}
+
+static int run_train(qe_cli *cli) {
     training t = {.cli = cli};
     uint64_t dump_steps;
     int status = parse_inject(cli, &t);
@@ -324,17 +393,14 @@ static int run_train(qe_cli *cli) {
     if (qe_cli_number(cli, "dump-steps", 1, 1000000, 20, &dump_steps) != 0) return QE_EXIT_USAGE;
     status = qe_session_device(cli, 1, &t.check);
     if (status != QE_EXIT_OK) return status;
-    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, &settings);
-    if (status != QE_EXIT_OK) return status;
-    if (t.inject != QE_RULE_NONE && settings.contracts.mode == QE_CONTRACTS_SETTING_OFF)
-        return qe_cli_usage(cli, "--inject plants a fault for the contracts to find; contracts.mode is off");
-    if (t.inject != QE_RULE_NONE && t.inject_step > settings.train.steps && !is_schedule_rule(t.inject))
-        return qe_cli_usage(cli, "--inject: step %llu never comes; train.steps is %u",
-                            (unsigned long long)t.inject_step, settings.train.steps);
+    if (qe_cli_has(cli, "new-lineage") && !qe_cli_has(cli, "resume"))
+        return qe_cli_usage(cli, "--new-lineage is for a run that goes on with --resume");
     t.document = json_object();
     t.curve = json_array();
     t.validation = json_array();
-    status = run_training(&t, &settings, dump_steps);
+    status = train(&t, dump_steps);
+    qe_keeping_close(&t.keeping);
+    qe_resume_close(&t.resume);
     qe_session_close(&t.session);
     json_decref(t.document);
     json_decref(t.curve);
@@ -348,6 +414,8 @@ static const qe_cli_option options[] = {
     {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},
+    {"resume", 0, "DIR", "go on from a checkpoint, or from the newest complete one of a checkpoint.path", 0},
+    {"new-lineage", 0, NULL, "with --resume: accept and record changes that give other bits", 0},
     {"inject", 0, "RULE[@STEP]", "plant one real fault of that kind (default: in step 2) and see it trapped", 0},
     {"dump-initial", 0, "FILE", "write the initial weights as safetensors", 0},
     {"dump-batches", 0, "FILE", "write the first batches as safetensors", 0},
@@ -369,6 +437,10 @@ const qe_command qe_command_train = {
         "`state_hash` covers parameters, optimizer moments, scales and histories: two runs with the same hash hold\n"
         "the same bits.\n"
         "\n"
+        "With checkpoint.every=N the state is kept every N steps, written while the next ones run. --resume goes on\n"
+        "from it in a new process, in any mode, over any number of stages and ranks, with the bits of a run that\n"
+        "never stopped; without a CONFIG.yaml the settings are the checkpoint's (docs/checkpoints.md).\n"
+        "\n"
         "A broken rule (docs/rules.md) stops the step before any weight moves, prints both operations, and leaves a\n"
         "trace (docs/trace.md). With --contracts observe the run goes on; at its end it tells each kind of breach\n"
         "once, with a count, and the trace is the whole of the first such step.\n"
@@ -378,6 +450,8 @@ const qe_command qe_command_train = {
         "  qeffect train --set data.path=my-text.txt --set checkpoint.path=run/mine\n"
         "  qeffect train --set recipe.name=bf16 --set train.steps=100 --set checkpoint.path=run/bf16\n"
         "  qeffect train --mode baseline --set train.steps=20 --set checkpoint.path=\n"
+        "  qeffect train examples/quickstart.yaml --set checkpoint.every=100\n"
+        "  qeffect train --resume run/quickstart\n"
         "  qeffect train examples/quickstart.yaml --inject scale.busy@5\n",
     .options = options,
     .arguments_min = 0,

@@ -56,7 +56,7 @@ static int make_settings(qe_cli *cli, qe_settings *settings) {
     qe_error error = {0};
     int check, status = qe_session_device(cli, 0, &check);
     if (status != QE_EXIT_OK) return status;
-    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, settings);
+    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
     if (status != QE_EXIT_OK) return status;
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
         qe_settings_place *place = place_of(settings, small[i]);

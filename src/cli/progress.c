@@ -12,16 +12,17 @@ double qe_progress_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-void qe_progress_begin(qe_progress *progress, int terminal, uint64_t steps) {
-    *progress = (qe_progress){.terminal = terminal, .steps = steps, .begin_s = qe_progress_now()};
+void qe_progress_begin(qe_progress *progress, int terminal, uint64_t first, uint64_t steps) {
+    *progress = (qe_progress){.terminal = terminal, .first = first, .steps = steps, .begin_s = qe_progress_now()};
 }
 
 void qe_progress_step(qe_progress *progress, uint64_t step, double loss, double tokens_per_s) {
     double now = qe_progress_now();
     double interval = progress->terminal ? terminal_interval_s : plain_interval_s;
-    if (step != 1 && step != progress->steps && now - progress->printed_s < interval) return;
+    if (step != progress->first && step != progress->steps && now - progress->printed_s < interval) return;
     progress->printed_s = now;
-    uint64_t left = (uint64_t)((now - progress->begin_s) / (double)step * (double)(progress->steps - step) + 0.5);
+    double done = (double)(step - progress->first + 1);
+    uint64_t left = (uint64_t)((now - progress->begin_s) / done * (double)(progress->steps - step) + 0.5);
     if (progress->terminal) fputs("\r\033[K", stderr);
     fprintf(stderr, "step %llu/%llu  loss %.4f  %.0f tokens/s  %llu:%02llu left", (unsigned long long)step,
             (unsigned long long)progress->steps, loss, tokens_per_s, (unsigned long long)(left / 60),

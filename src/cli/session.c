@@ -206,8 +206,8 @@ static void device_opened(qe_device *device, const void *context) {
     /* Where it cannot be wrapped, the first allocation fails and says why. */
     if (session->check && qe_check_wrap(device, qe_host_backend(), &host, NULL) != QE_OK) return;
     qe_host_set_comm(host, qe_local_comm());
-    snprintf(session->backend, sizeof session->backend, "%s%s", session->check ? "check on " : "",
-             qe_host_backend()->identity(host));
+    snprintf(session->identity, sizeof session->identity, "%s", qe_host_backend()->identity(host));
+    snprintf(session->backend, sizeof session->backend, "%s%s", session->check ? "check on " : "", session->identity);
 }
 
 static qe_capture capture_of(const qe_settings_train *train) {
@@ -271,10 +271,23 @@ void qe_session_close(qe_session *session) {
     memset(session, 0, sizeof *session);
 }
 
+uint64_t qe_session_position(const qe_session *session, uint64_t step) {
+    QE_ASSERT(step >= session->steps_before);
+    return session->sequences_before + (step - session->steps_before) * session->sequences_per_step;
+}
+
 void qe_session_batch(qe_session *session, uint64_t step) {
-    uint64_t first = (step - 1) * session->sequences_per_step;
+    uint64_t first = qe_session_position(session, step - 1);
     qe_dataset_batch(session->dataset, QE_DATA_TRAIN, session->settings.train.seed, first, session->sequences_per_step,
                      session->tokens, session->targets);
+}
+
+qe_learning_rate qe_session_rate(const qe_session *session) {
+    const qe_settings_train *t = &session->settings.train;
+    return (qe_learning_rate){.peak = t->learning_rate,
+                              .minimum = t->minimum_learning_rate,
+                              .warmup_steps = t->warmup,
+                              .steps = t->steps};
 }
 
 typedef struct step_constants {
@@ -290,10 +303,7 @@ static qe_adamw constants_of(const void *context, double gradient_norm) {
 qe_status qe_session_step_given(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out) {
     const qe_settings_train *t = &session->settings.train;
     step_constants constants = {
-        .optimizer = {.rate = {.peak = t->learning_rate,
-                               .minimum = t->minimum_learning_rate,
-                               .warmup_steps = t->warmup,
-                               .steps = t->steps},
+        .optimizer = {.rate = qe_session_rate(session),
                       .beta1 = t->beta1,
                       .beta2 = t->beta2,
                       .epsilon = t->epsilon,

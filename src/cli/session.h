@@ -18,11 +18,13 @@ typedef struct qe_session {
     qe_plan *train, *evaluate;
     qe_world *world;
     qe_team *team;
-    char backend[128]; /* identity of the device */
+    char backend[128]; /* identity of the device, and whether it is wrapped */
+    char identity[112]; /* of the device alone: what decides the bits beside the program */
     int check; /* devices are wrapped */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */
     double *losses; /* [microbatches] of one evaluation */
+    uint64_t steps_before, sequences_before; /* a resumed run: steps done, and sequences used up by them */
     /* Of a refused plan: */
     qe_violations violations;
     qe_counterexample counterexample;
@@ -54,6 +56,12 @@ qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *re
 qe_status qe_session_step_given(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);
 /* Fills session->tokens and ->targets with the training batch of `step`. */
 void qe_session_batch(qe_session *session, uint64_t step);
+/* Sequences of the training data that are used up when `step` is done: the next one has this number. */
+uint64_t qe_session_position(const qe_session *session, uint64_t step);
+/* The learning rate as the settings have it. */
+qe_learning_rate qe_session_rate(const qe_session *session);
+/* The same sizes as config.json has them. */
+qe_store_model qe_session_store_model(const qe_session *session);
 /* Mean loss in nats per token over the first `sequences` validation windows (0: all). QE_ERROR_INTERRUPTED, and
  * *loss_out untouched, as soon as *stop is set: all windows of a long text may take hours. */
 qe_status qe_session_validate(qe_session *session, uint64_t sequences, const volatile sig_atomic_t *stop,
@@ -71,7 +79,8 @@ int qe_session_write_trace(qe_session *session, const qe_program *history, qe_er
 /* --device: host, or check where the command can. Returns an exit status. */
 int qe_session_device(qe_cli *cli, int can_check, int *check_out);
 
-/* Settings from CONFIG.yaml, --set, and the options that are short for a setting. Returns an exit status. */
-int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out);
+/* Settings from CONFIG.yaml, --set, and the options that are short for a setting, over `base` (NULL: the defaults)
+ * where there is no CONFIG.yaml. Returns an exit status. */
+int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, qe_settings *settings_out);
 
 #endif

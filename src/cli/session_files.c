@@ -43,9 +43,9 @@ static qe_status copy_weights(qe_session *session, weights_copy *copy, qe_error 
 
 static const qe_metadata format_metadata = {"format", "pt"}; /* transformers asks for it */
 
-qe_status qe_session_save(qe_session *session, const char *directory, qe_error *error_out) {
+qe_store_model qe_session_store_model(const qe_session *session) {
     const qe_settings_model *m = &session->settings.model;
-    qe_store_model model = {.layers = m->layers,
+    return (qe_store_model){.layers = m->layers,
                             .hidden = m->hidden,
                             .heads = m->heads,
                             .kv_heads = m->kv_heads,
@@ -54,6 +54,10 @@ qe_status qe_session_save(qe_session *session, const char *directory, qe_error *
                             .sequence = m->sequence,
                             .rope_theta = m->rope_theta,
                             .norm_epsilon = m->norm_epsilon};
+}
+
+qe_status qe_session_save(qe_session *session, const char *directory, qe_error *error_out) {
+    qe_store_model model = qe_session_store_model(session);
     weights_copy copy = {0};
     qe_status status = copy_weights(session, &copy, error_out);
     if (status == QE_OK)
@@ -103,8 +107,10 @@ static qe_status set_from(qe_cli *cli, const char *option, const char *key, qe_s
     return qe_settings_set(settings, assignment, error);
 }
 
-static qe_status all_settings(qe_cli *cli, const char *path, qe_settings *settings, qe_error *error) {
-    qe_settings_default(settings);
+static qe_status all_settings(qe_cli *cli, const char *path, const qe_settings *base, qe_settings *settings,
+                              qe_error *error) {
+    if (base != NULL && path == NULL) *settings = *base;
+    else qe_settings_default(settings);
     if (path != NULL) QE_TRY(qe_settings_load(path, settings, error));
     for (int i = 0; i < cli->option_count; i++)
         if (strcmp(cli->given[i].option->name, "set") == 0)
@@ -123,9 +129,9 @@ int qe_session_device(qe_cli *cli, int can_check, int *check_out) {
                         can_check ? "host and check" : "only host here");
 }
 
-int qe_session_settings(qe_cli *cli, const char *path, qe_settings *settings_out) {
+int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, qe_settings *settings_out) {
     qe_error error = {0};
-    return all_settings(cli, path, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
+    return all_settings(cli, path, base, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
 int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out) {

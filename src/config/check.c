@@ -101,13 +101,10 @@ static qe_status check_pipeline(const qe_settings *settings, qe_error *error_out
 }
 
 static qe_status check_checkpoint(const qe_settings *settings, qe_error *error_out) {
-    if (settings->checkpoint.every == 0) return QE_OK;
-    verdict refused = judge(settings, "checkpoint.every", "checkpoint.every");
-    qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "Set checkpoint.every to 0; the final weights are kept.",
-                 "checkpoint.every = %" PRIu32 ": this version keeps no checkpoints during a run",
-                 settings->checkpoint.every);
-    qe_error_place(error_out, refused.path, refused.place.line, refused.place.column);
-    return QE_ERROR_UNSUPPORTED;
+    if (settings->checkpoint.every == 0 || settings->checkpoint.path[0] != '\0') return QE_OK;
+    return refuse(settings, error_out, "checkpoint.every", "checkpoint.path",
+                  "Set checkpoint.path to a directory, or checkpoint.every to 0.",
+                  "checkpoint.every = %" PRIu32 ", but checkpoint.path is empty", settings->checkpoint.every);
 }
 
 qe_status qe_settings_check(const qe_settings *settings, qe_error *error_out) {

@@ -109,9 +109,10 @@ static const qe_settings_row rows[] = {
      .help = "Where a trap, or the first step observed to break a rule, leaves its trace; empty: nowhere."},
 
     {.key = "checkpoint.path", AT(checkpoint.path), TEXT, .initial = "\"run/quickstart\"",
-     .help = "Directory of the final weights (model.safetensors, config.json), replaced; empty: not kept."},
+     .help = "Directory of the final weights (model.safetensors, config.json), replaced, and of checkpoints; "
+             "empty: none."},
     {.key = "checkpoint.every", AT(checkpoint.every), WHOLE(QE_ROW_U32, 0, 1000000000), .initial = "0",
-     .help = "Steps between checkpoints of a run; only 0 (none) in this version."},
+     .help = "Steps between checkpoints (step-...) to go on from; and after the last step; 0: none."},
     {.key = "checkpoint.keep", AT(checkpoint.keep), WHOLE(QE_ROW_U32, 0, 1000000000), .initial = "3",
      .help = "Newest checkpoints that stay; 0: all."},
 };

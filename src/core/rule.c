@@ -71,6 +71,13 @@ static const rule_text rules[] = {
     [QE_RULE_SCHEDULE_CYCLE] = {"schedule.cycle", "No actions wait for each other in a circle."},
     [QE_RULE_STEP_NONFINITE] = {"step.nonfinite",
         "A step commits only with a finite loss and gradient norm."},
+    [QE_RULE_CHECKPOINT_RUN] = {"checkpoint.run", "The files of a checkpoint are of the manifest's run."},
+    [QE_RULE_CHECKPOINT_MIXED] = {"checkpoint.mixed", "The files of a checkpoint are of the manifest's step."},
+    [QE_RULE_CHECKPOINT_MISSING] = {"checkpoint.missing",
+        "Everything that outlives a step is in the checkpoint that a run goes on from."},
+    [QE_RULE_CHECKPOINT_SHAPE] = {"checkpoint.shape",
+        "Every tensor of a checkpoint has the dtype and shape that the plan keeps."},
+    [QE_RULE_CHECKPOINT_STATE] = {"checkpoint.state", "The state after a resume has the hash it was saved with."},
 };
 QE_STATIC_ASSERT(sizeof rules / sizeof rules[0] == QE_RULE_COUNT, "every rule has its id and sentence");
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/hash.h"
 #include "base/prng.h"
 #include "data/source.h"
 #include "qeffect/data.h"
@@ -127,6 +128,11 @@ qe_dataset_info qe_dataset_describe(const qe_dataset *dataset) {
         .train_windows = train->windows,
         .validation_windows = validation->windows,
     };
+}
+
+void qe_dataset_digest(const qe_dataset *dataset, char text_out[QE_DATA_DIGEST_BYTES]) {
+    QE_STATIC_ASSERT((int)QE_DATA_DIGEST_BYTES == (int)QE_HASH_TEXT_BYTES, "a digest is a hash as text");
+    qe_hash_text(qe_hash_bytes(dataset->stream, (size_t)(dataset->tokens * dataset->token_bytes)), text_out);
 }
 
 static int32_t token_at(const qe_dataset *dataset, uint64_t index) {

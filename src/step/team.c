@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
-#include "base/hash.h"
 #include "step/capture.h"
 
 static void *rank_main(void *opaque) {
@@ -107,7 +106,7 @@ void qe_team_destroy(qe_team *team) {
     free(team);
 }
 
-static qe_rank *owner_of(qe_team *team, uint32_t weight) {
+qe_rank *qe_team_owner(const qe_team *team, uint32_t weight) {
     const qe_plan *plan = team->plan;
     return &team->ranks[plan->stage_rank[plan->model_ops->weight_stage(plan->model, weight, plan->stages)]];
 }
@@ -118,17 +117,16 @@ static void touch(qe_binding *binding, uint32_t weight) {
     qe_ledger_touch(binding->ledger, object, qe_ledger_counter(binding->ledger, object) + 1);
 }
 
-/* What a device left half committed is not shown to anybody. */
-static qe_status whole(const qe_team *team, qe_error *error_out) {
+qe_status qe_team_whole(const qe_team *team, qe_error *error_out) {
     if (!team->torn) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_DEVICE, "make a new team and go on from the last checkpoint",
                         "a step failed while it was being committed; the weights are of two steps");
 }
 
 qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *values, qe_error *error_out) {
-    QE_TRY(whole(team, error_out));
+    QE_TRY(qe_team_whole(team, error_out));
     const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
-    qe_rank *rank = owner_of(team, parameter->weight);
+    qe_rank *rank = qe_team_owner(team, parameter->weight);
     size_t count = (size_t)parameter->rows * parameter->columns;
     float *to = rank->places[parameter->weight].master + (size_t)parameter->row_begin * parameter->columns;
     QE_TRY(team->options.backend->memory->write(rank->device, to, values, count * sizeof *values, error_out));
@@ -139,19 +137,13 @@ qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *va
     return QE_OK;
 }
 
-static qe_status read_view(qe_team *team, const qe_parameter *parameter, const float *base, float *values_out,
-                           qe_error *error_out) {
-    qe_rank *rank = owner_of(team, parameter->weight);
-    const float *from = base + (size_t)parameter->row_begin * parameter->columns;
+qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_out, qe_error *error_out) {
+    QE_TRY(qe_team_whole(team, error_out));
+    const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
+    const qe_rank *rank = qe_team_owner(team, parameter->weight);
+    const float *from = rank->places[parameter->weight].master + (size_t)parameter->row_begin * parameter->columns;
     size_t count = (size_t)parameter->rows * parameter->columns;
     return team->options.backend->memory->read(rank->device, values_out, from, count * sizeof *values_out, error_out);
-}
-
-qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_out, qe_error *error_out) {
-    QE_TRY(whole(team, error_out));
-    const qe_parameter *parameter = team->plan->model_ops->parameter(team->plan->model, index);
-    return read_view(team, parameter, owner_of(team, parameter->weight)->places[parameter->weight].master, values_out,
-                     error_out);
 }
 
 /* The cause of a failed round: a breach first, then an operating error, then "interrupted" of those who were woken. */
@@ -187,7 +179,7 @@ qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optim
                        qe_step_result *result_out, qe_error *error_out) {
     memset(result_out, 0, sizeof *result_out);
     result_out->violation_rank = QE_NONE;
-    QE_TRY(whole(team, error_out));
+    QE_TRY(qe_team_whole(team, error_out));
     team->batch = batch;
     team->optimizer = optimizer;
     command_all(team, QE_COMMAND_STEP);
@@ -223,7 +215,7 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
     QE_ASSERT(plan != NULL);
     memset(result_out, 0, sizeof *result_out);
     result_out->violation_rank = QE_NONE;
-    QE_TRY(whole(team, error_out));
+    QE_TRY(qe_team_whole(team, error_out));
     team->batch = batch;
     command_all(team, QE_COMMAND_EVALUATE);
     QE_TRY(outcome(team, result_out, error_out));
@@ -232,105 +224,10 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
     return logits_out == NULL ? QE_OK : read_logits(team, logits_out, logits_offset_bytes, logits_bytes, error_out);
 }
 
-/* Who looks at the state, and what of it is at hand. */
-typedef struct visitor {
-    qe_team *team;
-    void (*visit)(void *context, const qe_state_tensor *tensor);
-    void *context;
-    float *values; /* [the largest parameter] */
-} visitor;
-
-static void show(const visitor *v, const char *stem, const char *suffix, qe_state_tensor *tensor) {
-    char name[QE_NAME_BYTES + 16];
-    int length = snprintf(name, sizeof name, "%s%s", stem, suffix);
-    QE_ASSERT(length > 0 && (size_t)length < sizeof name);
-    tensor->name = name;
-    v->visit(v->context, tensor);
-}
-
-static qe_status visit_parameters(const visitor *v, qe_state_kind kind, qe_error *error_out) {
-    static const char *const suffix[] = {"", ".moment1", ".moment2"};
-    const qe_plan *plan = v->team->plan;
-    for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
-        const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
-        const qe_rank *rank = owner_of(v->team, parameter->weight);
-        const float *base = kind == QE_STATE_PARAMETER ? rank->places[parameter->weight].master
-                            : kind == QE_STATE_MOMENT1 ? rank->moment1[parameter->weight]
-                                                       : rank->moment2[parameter->weight];
-        if (base == NULL) return QE_OK; /* a team without training has no moments */
-        QE_TRY(read_view(v->team, parameter, base, v->values, error_out));
-        qe_state_tensor tensor = {.kind = kind, .values = v->values, .weight = parameter->weight, .role = -1};
-        tensor.rows = parameter->vector ? 0 : parameter->rows;
-        tensor.columns = parameter->columns;
-        show(v, parameter->name, suffix[kind], &tensor);
-    }
-    return QE_OK;
-}
-
-static void visit_scales(const visitor *v) {
-    static const char *const roles[QE_SCALE_ROLES] = {".x", ".w", ".dy"};
-    const qe_plan *plan = v->team->plan;
-    for (uint32_t weight = 0; weight < plan->weight_count; weight++)
-        for (int role = 0; role < QE_SCALE_ROLES; role++) {
-            const qe_scale_state *state = owner_of(v->team, weight)->places[weight].scale[role];
-            if (state == NULL) continue;
-            char name[QE_NAME_BYTES];
-            snprintf(name, sizeof name, "%.80s%s", plan->model_ops->weight(plan->model, weight)->name, roles[role]);
-            qe_state_tensor scale = {.kind = QE_STATE_SCALE, .columns = 1, .values = &state->scale};
-            qe_state_tensor history = {
-                .kind = QE_STATE_HISTORY, .columns = state->history_length, .values = state->history};
-            scale.weight = history.weight = weight;
-            scale.role = history.role = role;
-            show(v, name, ".scale", &scale);
-            show(v, name, ".history", &history);
-        }
-}
-
-qe_status qe_team_state_visit(qe_team *team, void (*visit)(void *context, const qe_state_tensor *tensor),
-                              void *context, qe_error *error_out) {
-    QE_TRY(whole(team, error_out));
-    const qe_plan *plan = team->plan;
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < plan->model_ops->parameter_count(plan->model); i++) {
-        const qe_parameter *parameter = plan->model_ops->parameter(plan->model, i);
-        uint64_t count = (uint64_t)parameter->rows * parameter->columns;
-        if (count > most) most = count;
-    }
-    visitor v = {.team = team, .visit = visit, .context = context};
-    v.values = malloc((size_t)most * sizeof *v.values);
-    if (v.values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to look at the state");
-    qe_status status = QE_OK;
-    for (int kind = QE_STATE_PARAMETER; status == QE_OK && kind <= QE_STATE_MOMENT2; kind++)
-        status = visit_parameters(&v, (qe_state_kind)kind, error_out);
-    free(v.values);
-    if (status == QE_OK) visit_scales(&v);
-    return status;
-}
-
-/* Name, dtype, rank and shape, then the bytes: two tensors never hash alike by running into each other. */
-static void hash_tensor(void *context, const qe_state_tensor *tensor) {
-    char head[QE_NAME_BYTES + 80];
-    int length = tensor->rows == 0
-                     ? snprintf(head, sizeof head, "%s F32 [%llu]\n", tensor->name, (unsigned long long)tensor->columns)
-                     : snprintf(head, sizeof head, "%s F32 [%llu,%llu]\n", tensor->name,
-                                (unsigned long long)tensor->rows, (unsigned long long)tensor->columns);
-    QE_ASSERT(length > 0 && (size_t)length < sizeof head);
-    qe_hash_update(context, head, (size_t)length);
-    qe_hash_update(context, tensor->values, (tensor->rows == 0 ? 1 : tensor->rows) * tensor->columns * sizeof(float));
-}
-
-qe_status qe_team_state_hash(qe_team *team, char text_out[QE_STATE_HASH_BYTES], qe_error *error_out) {
-    qe_hash hash;
-    qe_hash_init(&hash);
-    QE_TRY(qe_team_state_visit(team, hash_tensor, &hash, error_out));
-    qe_hash_text(qe_hash_digest(&hash), text_out);
-    return QE_OK;
-}
-
 qe_status qe_team_scale_amax(qe_team *team, uint32_t weight, int role, float amax, qe_error *error_out) {
-    QE_TRY(whole(team, error_out));
+    QE_TRY(qe_team_whole(team, error_out));
     int known = weight < team->plan->weight_count && role >= 0 && role < QE_SCALE_ROLES;
-    qe_scale_state *state = known ? owner_of(team, weight)->places[weight].scale[role] : NULL;
+    qe_scale_state *state = known ? qe_team_owner(team, weight)->places[weight].scale[role] : NULL;
     if (state == NULL)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "weight %u keeps no scale of role %d", weight, role);
     if (amax > state->amax) state->amax = amax;
@@ -365,7 +262,7 @@ qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error
     const qe_plan *plan = team->plan;
     uint32_t weight = plan->model_ops->parameter(plan->model, parameter)->weight;
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
-    qe_rank *rank = owner_of(team, weight);
+    qe_rank *rank = qe_team_owner(team, weight);
     size_t bytes = (size_t)info->rows * info->columns * sizeof(float);
     float *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
     if (moved == NULL) return QE_ERROR_MEMORY;

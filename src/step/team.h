@@ -140,6 +140,10 @@ qe_status qe_binding_run_item(qe_rank *rank, qe_binding *binding, uint32_t index
 qe_status qe_binding_issue(qe_rank *rank, qe_binding *binding, uint32_t begin, uint32_t end, int judge, int run);
 qe_status qe_binding_drain(qe_rank *rank, qe_binding *binding, qe_error *error_out);
 
+/* team.c: the rank that holds a weight; whether the state may be shown: what a device left half committed is not. */
+qe_rank *qe_team_owner(const qe_team *team, uint32_t weight);
+qe_status qe_team_whole(const qe_team *team, qe_error *error_out);
+
 /* rank.c */
 void qe_rank_step(qe_rank *rank);
 void qe_rank_evaluate(qe_rank *rank);

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include "qeffect/status.h"
+#include "qeffect/safetensors.h"
 
 /* A file being written beside its target. begin, then write any number of times, then commit or abort. */
 typedef struct qe_atomic_file {
@@ -24,6 +24,10 @@ void qe_atomic_file_abort(qe_atomic_file *file);
 qe_status qe_store_open(const char *path, int *descriptor_out, uint64_t *size_bytes_out, qe_error *error_out);
 /* Exactly `size_bytes` from where the descriptor stands. */
 qe_status qe_store_read(int descriptor, const char *path, void *bytes, uint64_t size_bytes, qe_error *error_out);
+
+/* What config.json says of a model: `bytes_out` bytes, no terminator. Owns: the caller frees. `path`: for messages. */
+qe_status qe_store_model_text(const char *path, const qe_store_model *model, char **text_out, size_t *bytes_out,
+                              qe_error *error_out);
 
 /* Sets an error about a file; returns `status`. */
 qe_status qe_store_refuse(qe_error *error_out, qe_status status, const char *path, const char *remedy,

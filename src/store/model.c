@@ -48,14 +48,24 @@ static char *print_config(const json_t *config) {
     return NULL;
 }
 
-static qe_status write_config(const char *path, const qe_store_model *model, qe_error *error_out) {
+qe_status qe_store_model_text(const char *path, const qe_store_model *model, char **text_out, size_t *bytes_out,
+                              qe_error *error_out) {
     json_t *config = make_config(model);
     char *text = config ? print_config(config) : NULL;
     json_decref(config);
     if (text == NULL) return qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the terminator */
-    qe_status status = qe_store_write_text_atomic(path, text, length + 1, error_out);
+    *text_out = text;
+    *bytes_out = length + 1;
+    return QE_OK;
+}
+
+static qe_status write_config(const char *path, const qe_store_model *model, qe_error *error_out) {
+    char *text = NULL;
+    size_t bytes = 0;
+    QE_TRY(qe_store_model_text(path, model, &text, &bytes, error_out));
+    qe_status status = qe_store_write_text_atomic(path, text, bytes, error_out);
     free(text);
     return status;
 }

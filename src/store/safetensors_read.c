@@ -30,8 +30,16 @@ typedef struct source {
     int descriptor;
     const char *path;
     uint64_t data_bytes; /* behind the header */
+    qe_hash *hash;       /* of all bytes so far; NULL: nobody asks */
     qe_error *error_out;
 } source;
+
+/* The next bytes of the file. Nothing is read twice or passed over, so the hash is that of the file. */
+static qe_status take(const source *from, void *bytes, uint64_t size_bytes) {
+    QE_TRY(qe_store_read(from->descriptor, from->path, bytes, size_bytes, from->error_out));
+    if (from->hash != NULL) qe_hash_update(from->hash, bytes, (size_t)size_bytes);
+    return QE_OK;
+}
 
 static const char remedy[] = "Write the file anew with a safetensors library; this one is damaged or was cut short.";
 
@@ -155,7 +163,7 @@ static qe_status read_data(const source *from, const entry *entries, qe_safetens
         if (entries[i].tensor.bytes == 0) continue;
         void *data = (char *)file->block + offset;
         file->tensors[i].data = data;
-        QE_TRY(qe_store_read(from->descriptor, from->path, data, entries[i].tensor.bytes, from->error_out));
+        QE_TRY(take(from, data, entries[i].tensor.bytes));
     }
     QE_ASSERT(placed.total_bytes == arena.total_bytes);
     return QE_OK;
@@ -163,7 +171,7 @@ static qe_status read_data(const source *from, const entry *entries, qe_safetens
 
 static qe_status parse_header(const source *from, char *text, uint64_t length, json_t **header_out) {
     json_error_t error;
-    QE_TRY(qe_store_read(from->descriptor, from->path, text, length, from->error_out));
+    QE_TRY(take(from, text, length));
     /* The format wants `{` first; spaces may follow the object. */
     if (text[0] != '{') return REFUSE(from, "the header does not begin with {");
     errno = 0; /* jansson reports memory that ran out as bad JSON */
@@ -180,7 +188,7 @@ static qe_status read_header(source *from, uint64_t file_bytes, json_t **header_
     uint64_t length = 0;
     if (file_bytes < sizeof prefix)
         return REFUSE(from, "the file has %" PRIu64 " bytes, expected at least 8", file_bytes);
-    QE_TRY(qe_store_read(from->descriptor, from->path, prefix, sizeof prefix, from->error_out));
+    QE_TRY(take(from, prefix, sizeof prefix));
     for (int i = 0; i < 8; i++) length |= (uint64_t)prefix[i] << 8 * i;
     if (length < 2 || length > file_bytes - sizeof prefix)
         return REFUSE(from, "the header is said to have %" PRIu64 " bytes, the file has %" PRIu64, length, file_bytes);
@@ -205,20 +213,31 @@ static qe_status read_file(source *from, uint64_t file_bytes, qe_safetensors *fi
     return status;
 }
 
-qe_status qe_safetensors_open(const char *path, qe_safetensors **file_out, qe_error *error_out) {
-    source from = {.path = path, .error_out = error_out};
-    uint64_t file_bytes = 0;
-    QE_TRY(qe_store_open(path, &from.descriptor, &file_bytes, error_out));
+qe_status qe_safetensors_read(int descriptor, uint64_t file_bytes, const char *path, qe_safetensors **file_out,
+                              qe_hash128 *digest_out, qe_error *error_out) {
+    qe_hash hash;
+    source from = {.descriptor = descriptor, .path = path, .error_out = error_out};
+    if (digest_out != NULL) from.hash = &hash;
+    qe_hash_init(&hash);
     qe_safetensors *file = calloc(1, sizeof *file);
     qe_status status = file ? read_file(&from, file_bytes, file)
                             : qe_store_refuse_errno(error_out, path, "read", ENOMEM);
-    close(from.descriptor);
     if (status != QE_OK) {
         qe_safetensors_close(file);
         return status;
     }
+    if (digest_out != NULL) *digest_out = qe_hash_digest(&hash);
     *file_out = file;
     return QE_OK;
+}
+
+qe_status qe_safetensors_open(const char *path, qe_safetensors **file_out, qe_error *error_out) {
+    int descriptor = -1;
+    uint64_t file_bytes = 0;
+    QE_TRY(qe_store_open(path, &descriptor, &file_bytes, error_out));
+    qe_status status = qe_safetensors_read(descriptor, file_bytes, path, file_out, NULL, error_out);
+    close(descriptor);
+    return status;
 }
 
 void qe_safetensors_close(qe_safetensors *file) {

@@ -99,21 +99,20 @@ static qe_status make_header(const char *path, const qe_tensor *tensors, size_t 
     return QE_OK;
 }
 
-static qe_status write_all(qe_atomic_file *file, const char *header, const qe_tensor *tensors, size_t count,
-                           qe_error *error_out) {
+static qe_status emit_all(const qe_byte_sink *sink, const char *header, const qe_tensor *tensors, size_t count,
+                          qe_error *error_out) {
     uint64_t length = strlen(header);
     uint8_t prefix[8];
     for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)(length >> 8 * i);
-    QE_TRY(qe_atomic_file_write(file, prefix, sizeof prefix, error_out));
-    QE_TRY(qe_atomic_file_write(file, header, length, error_out));
+    QE_TRY(sink->write(sink->context, prefix, sizeof prefix, error_out));
+    QE_TRY(sink->write(sink->context, header, length, error_out));
     for (size_t i = 0; i < count; i++)
-        QE_TRY(qe_atomic_file_write(file, tensors[i].data, tensors[i].bytes, error_out));
+        QE_TRY(sink->write(sink->context, tensors[i].data, tensors[i].bytes, error_out));
     return QE_OK;
 }
 
-qe_status qe_safetensors_write(const char *path, const qe_tensor *tensors, size_t count, const qe_metadata *metadata,
-                               size_t metadata_count, qe_error *error_out) {
-    qe_atomic_file file;
+qe_status qe_safetensors_emit(const char *path, const qe_tensor *tensors, size_t count, const qe_metadata *metadata,
+                              size_t metadata_count, const qe_byte_sink *sink, qe_error *error_out) {
     char *header = NULL;
     QE_TRY(make_header(path, tensors, count, metadata, metadata_count, &header, error_out));
     qe_status status = QE_OK;
@@ -121,12 +120,31 @@ qe_status qe_safetensors_write(const char *path, const qe_tensor *tensors, size_
         status = qe_store_refuse(error_out, QE_ERROR_LIMIT, path, "Write several files.",
                                  "the header needs %zu bytes, expected at most %d", strlen(header),
                                  QE_SAFETENSORS_HEADER_BYTES_MAX);
-    if (status == QE_OK) status = qe_atomic_file_begin(path, &file, error_out);
-    if (status != QE_OK) goto free_header;
-    status = write_all(&file, header, tensors, count, error_out);
-    if (status == QE_OK) status = qe_atomic_file_commit(&file, error_out);
-    else qe_atomic_file_abort(&file);
-free_header:
+    if (status == QE_OK) status = emit_all(sink, header, tensors, count, error_out);
     free(header);
+    return status;
+}
+
+/* Nothing is created before the first bytes: tensors that are refused leave no file. */
+typedef struct atomic_sink {
+    const char *path;
+    qe_atomic_file file;
+    int begun;
+} atomic_sink;
+
+static qe_status write_atomic(void *context, const void *bytes, uint64_t size_bytes, qe_error *error_out) {
+    atomic_sink *to = context;
+    if (!to->begun) QE_TRY(qe_atomic_file_begin(to->path, &to->file, error_out));
+    to->begun = 1;
+    return qe_atomic_file_write(&to->file, bytes, size_bytes, error_out);
+}
+
+qe_status qe_safetensors_write(const char *path, const qe_tensor *tensors, size_t count, const qe_metadata *metadata,
+                               size_t metadata_count, qe_error *error_out) {
+    atomic_sink to = {.path = path};
+    qe_byte_sink sink = {.context = &to, .write = write_atomic};
+    qe_status status = qe_safetensors_emit(path, tensors, count, metadata, metadata_count, &sink, error_out);
+    if (status == QE_OK) return qe_atomic_file_commit(&to.file, error_out);
+    if (to.begun) qe_atomic_file_abort(&to.file);
     return status;
 }

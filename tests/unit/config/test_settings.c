@@ -418,9 +418,11 @@ static void values_that_do_not_fit_together_are_refused_where_they_were_written(
     qe_settings settings = loaded(*state, "data:\n  path: x.bin\nmodel:\n  vocab: 50\n"); /* maybe tokens */
     assert_int_equal(qe_settings_check(&settings, NULL), QE_OK);
     settings = loaded(*state, "checkpoint:\n  every: 10\n");
+    assert_int_equal(qe_settings_check(&settings, NULL), QE_OK);
+    settings = loaded(*state, "checkpoint:\n  path: \"\"\n  every: 10\n");
     qe_error error = {0};
-    assert_int_equal(qe_settings_check(&settings, &error), QE_ERROR_UNSUPPORTED);
-    assert_int_equal(error.line, 2);
+    assert_int_equal(qe_settings_check(&settings, &error), QE_ERROR_CONFIG);
+    assert_int_equal(error.line, 3);
 }
 
 static void a_misfit_from_set_is_a_usage_error(void **state) {

@@ -1,0 +1,74 @@
+/* checkpoints.h - a session's state in checkpoints: what is written while it trains, and how a run goes on from one. */
+#ifndef QE_CLI_CHECKPOINTS_H
+#define QE_CLI_CHECKPOINTS_H
+
+#include "cli/progress.h"
+#include "cli/session.h"
+#include "cli/snapshot_files.h"
+
+/* Everything of a manifest that stays the same for the whole run: settings, device, schedule, data, seed.
+ * On failure: what was filled in is the caller's to deinit. */
+qe_status qe_session_manifest(const qe_session *session, qe_manifest *manifest, qe_error *error_out);
+
+/* --- keeping: checkpoint.every --- */
+
+typedef struct qe_keeping {
+    qe_session *session;
+    qe_progress *progress; /* messages interrupt its line */
+    qe_checkpoint_folder *folder;
+    qe_checkpoint_writer *writer;
+    qe_snapshot *snapshot;
+    qe_manifest manifest;
+    qe_snapshot_parts parts;
+    qe_checkpoint_content content;
+    uint64_t asked_step, written_step; /* the last that was given to the writer, and that is known to be on disk */
+    uint64_t written, postponed, failed;
+    double copy_ms_max;
+    int is_due; /* a checkpoint was due while the writer was at work */
+} qe_keeping;
+
+/* Does nothing where checkpoint.every is 0 or there is no path. `lineage` is that of a resumed run, or NULL: a run of
+ * its own begins. On failure: close it all the same. */
+qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_manifest *lineage,
+                          qe_error *error_out);
+/* After each step: takes a copy when one is due and the writer is free, else at the first step when it is. Never waits
+ * for the disk. What a write failed for is said on standard error; the run goes on. */
+qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, qe_error *error_out);
+/* The state after `step` is on disk when this returns QE_OK. On failure: of this last write. */
+qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_out);
+void qe_keeping_close(qe_keeping *keeping);
+/* {"written", "postponed", "failed", "step", "copy_ms"}, or NULL where nothing is kept. */
+struct json_t *qe_keeping_json(const qe_keeping *keeping);
+
+/* --- going on: --resume --- */
+
+typedef struct qe_resume {
+    qe_checkpoint *checkpoint;
+    qe_manifest lineage; /* runs so far; with --new-lineage, and this one */
+    char folder[QE_SETTINGS_TEXT_BYTES]; /* the directory of checkpoints it lies in */
+} qe_resume;
+
+/* Opens a checkpoint, or the newest complete one of a directory; damaged ones are named on standard error.
+ * On failure: QE_CONTRACT: *rule_out. */
+qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out, qe_error *error_out);
+void qe_resume_close(qe_resume *resume);
+/* The settings it was written with; where it lies for checkpoint.path, and the usual contracts. */
+qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out);
+/* Makes the checkpoint's state the session's. What differs and decides the bits is refused, or, with new_lineage,
+ * recorded in resume->lineage.
+ * On failure: QE_CONTRACT: *rule_out; QE_ERROR_CONFIG: what differs. */
+qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                          qe_error *error_out);
+uint64_t qe_resume_step(const qe_resume *resume);
+
+/* What decides the bits and is not the same, one text per difference; names are keys of the configuration or
+ * "device", "data", "accumulation_order". On failure: QE_ERROR_MEMORY, QE_ERROR_UNSUPPORTED. */
+qe_status qe_manifest_differences(const qe_manifest *then, const qe_manifest *now, qe_facts *differences,
+                                  qe_error *error_out);
+/* Settings of a manifest over the defaults.
+ * On failure: QE_ERROR_UNSUPPORTED: a key or value that this program does not take. */
+qe_status qe_manifest_settings(const qe_manifest *manifest, qe_settings *settings_out, qe_error *error_out);
+/* A new name for a run: 32 hexadecimal digits. */
+qe_status qe_run_name(char run_out[QE_DIGEST_BYTES], qe_error *error_out);
+
+#endif

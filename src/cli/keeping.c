@@ -1,0 +1,118 @@
+/* keeping.c - checkpoints of a running session. The copy is taken between two steps; the writer has it to itself until
+ * it is done, and no second copy is taken before. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <jansson.h>
+#include "base/assert.h"
+#include "cli/checkpoints.h"
+
+static qe_status take_lineage(qe_keeping *keeping, const qe_manifest *lineage, qe_error *error_out) {
+    char run[QE_DIGEST_BYTES];
+    for (size_t i = 0; lineage != NULL && i < lineage->lineage_count; i++)
+        QE_TRY(qe_manifest_add_lineage(&keeping->manifest, lineage->lineage[i].run, lineage->lineage[i].from_step,
+                                       lineage->lineage[i].changes, error_out));
+    if (keeping->manifest.lineage_count > 0) return QE_OK;
+    QE_TRY(qe_run_name(run, error_out));
+    return qe_manifest_add_lineage(&keeping->manifest, run, 0, "", error_out);
+}
+
+qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_manifest *lineage,
+                          qe_error *error_out) {
+    const qe_settings_checkpoint *settings = &session->settings.checkpoint;
+    *keeping = (qe_keeping){.session = session, .progress = progress};
+    if (settings->every == 0 || settings->path[0] == 0) return QE_OK;
+    QE_TRY(qe_checkpoint_folder_open(settings->path, settings->keep, &keeping->folder, error_out));
+    QE_TRY(qe_snapshot_create(session->team, &keeping->snapshot, error_out));
+    QE_TRY(qe_session_manifest(session, &keeping->manifest, error_out));
+    QE_TRY(take_lineage(keeping, lineage, error_out));
+    QE_TRY(qe_snapshot_parts_init(&keeping->parts, keeping->snapshot, &keeping->manifest, error_out));
+    keeping->content = (qe_checkpoint_content){.manifest = &keeping->manifest,
+                                               .model = qe_session_store_model(session),
+                                               .parts = keeping->parts.parts,
+                                               .part_count = 3};
+    return qe_checkpoint_writer_create(keeping->folder, &keeping->writer, error_out);
+}
+
+/* Requires: the writer is idle. */
+static qe_status copy(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
+    qe_manifest *manifest = &keeping->manifest;
+    double begin = qe_progress_now();
+    QE_TRY(qe_team_snapshot_take(keeping->session->team, keeping->snapshot, error_out));
+    qe_learning_rate rate = qe_session_rate(keeping->session);
+    manifest->step = step;
+    manifest->learning_rate = step > 0 ? qe_learning_rate_at(&rate, step) : 0;
+    manifest->data.position = qe_session_position(keeping->session, step);
+    qe_snapshot_parts_update(&keeping->parts, keeping->snapshot, manifest);
+    keeping->asked_step = step;
+    keeping->is_due = 0;
+    double took_ms = 1e3 * (qe_progress_now() - begin);
+    if (took_ms > keeping->copy_ms_max) keeping->copy_ms_max = took_ms;
+    return QE_OK;
+}
+
+static void note_failure(qe_keeping *keeping, const qe_error *error) {
+    keeping->failed++;
+    qe_progress_end(keeping->progress);
+    fprintf(stderr, "the checkpoint of step %llu was not written:\n", (unsigned long long)keeping->asked_step);
+    qe_cli_print_error(error);
+}
+
+/* What became of the last write, once it is over. */
+static void note_outcome(qe_keeping *keeping) {
+    qe_error error = {0};
+    if (keeping->asked_step == keeping->written_step) return;
+    if (qe_checkpoint_writer_finish(keeping->writer, &error) == QE_OK) {
+        keeping->written++;
+        keeping->written_step = keeping->asked_step;
+    } else {
+        note_failure(keeping, &error);
+        keeping->asked_step = keeping->written_step;
+    }
+}
+
+qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
+    if (keeping->writer == NULL) return QE_OK;
+    int due = step % keeping->session->settings.checkpoint.every == 0;
+    int idle = qe_checkpoint_writer_is_idle(keeping->writer);
+    if (idle) note_outcome(keeping);
+    if (due && !idle) keeping->postponed++;
+    keeping->is_due |= due;
+    if (!keeping->is_due || !idle) return QE_OK;
+    QE_TRY(copy(keeping, step, error_out));
+    qe_checkpoint_writer_start(keeping->writer, &keeping->content);
+    return QE_OK;
+}
+
+qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
+    if (keeping->writer == NULL) return QE_OK;
+    note_outcome(keeping); /* waits */
+    if (keeping->written > 0 && keeping->written_step == step) return QE_OK;
+    QE_TRY(copy(keeping, step, error_out));
+    qe_status status = qe_checkpoint_write(keeping->folder, &keeping->content, error_out);
+    if (status == QE_OK) {
+        keeping->written++;
+        keeping->written_step = step;
+    } else {
+        keeping->failed++;
+        keeping->asked_step = keeping->written_step;
+    }
+    return status;
+}
+
+void qe_keeping_close(qe_keeping *keeping) {
+    qe_checkpoint_writer_destroy(keeping->writer);
+    qe_checkpoint_folder_close(keeping->folder);
+    qe_snapshot_parts_deinit(&keeping->parts);
+    qe_snapshot_destroy(keeping->snapshot);
+    qe_manifest_deinit(&keeping->manifest);
+    *keeping = (qe_keeping){0};
+}
+
+struct json_t *qe_keeping_json(const qe_keeping *keeping) {
+    if (keeping->writer == NULL) return NULL;
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "written", (json_int_t)keeping->written, "postponed",
+                     (json_int_t)keeping->postponed, "failed", (json_int_t)keeping->failed, "step",
+                     (json_int_t)keeping->written_step, "copy_ms", keeping->copy_ms_max, "run",
+                     qe_manifest_run(&keeping->manifest));
+}

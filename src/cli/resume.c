@@ -1,0 +1,135 @@
+/* resume.c - a session that goes on from a checkpoint: opened, compared, put into the team, verified by its hash. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "cli/checkpoints.h"
+
+static void tell_skipped(void *context, const char *name, qe_rule rule, const qe_error *error) {
+    (void)context, (void)rule;
+    fprintf(stderr, "%s is no checkpoint to go on from:\n", name);
+    qe_cli_print_error(error);
+}
+
+/* Everything before the last name; the directory itself for what has none. */
+static void folder_of(const char *path, char folder_out[QE_SETTINGS_TEXT_BYTES]) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    while (length > 0 && path[length - 1] != '/') length--;
+    while (length > 1 && path[length - 1] == '/') length--;
+    snprintf(folder_out, QE_SETTINGS_TEXT_BYTES, "%.*s", (int)length, length == 0 ? "" : path);
+    if (length == 0) snprintf(folder_out, QE_SETTINGS_TEXT_BYTES, ".");
+}
+
+static qe_status copy_lineage(qe_resume *resume, qe_error *error_out) {
+    const qe_manifest *manifest = qe_checkpoint_manifest(resume->checkpoint);
+    for (size_t i = 0; i < manifest->lineage_count; i++)
+        QE_TRY(qe_manifest_add_lineage(&resume->lineage, manifest->lineage[i].run, manifest->lineage[i].from_step,
+                                       manifest->lineage[i].changes, error_out));
+    return QE_OK;
+}
+
+qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out, qe_error *error_out) {
+    *resume = (qe_resume){0};
+    *rule_out = QE_RULE_NONE;
+    if (strlen(path) >= QE_SETTINGS_TEXT_BYTES)
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "use a shorter path", "the path of the checkpoint is too long");
+    if (qe_checkpoint_is_one(path)) {
+        folder_of(path, resume->folder);
+        QE_TRY(qe_checkpoint_open(path, &resume->checkpoint, rule_out, error_out));
+    } else {
+        snprintf(resume->folder, sizeof resume->folder, "%s", path);
+        QE_TRY(qe_checkpoint_open_newest(path, tell_skipped, NULL, &resume->checkpoint, rule_out, error_out));
+    }
+    return copy_lineage(resume, error_out);
+}
+
+void qe_resume_close(qe_resume *resume) {
+    qe_checkpoint_close(resume->checkpoint);
+    qe_manifest_deinit(&resume->lineage);
+    *resume = (qe_resume){0};
+}
+
+uint64_t qe_resume_step(const qe_resume *resume) {
+    return resume->checkpoint != NULL ? qe_checkpoint_manifest(resume->checkpoint)->step : 0;
+}
+
+/* A checkpoint says how to train, not where to write: its paths for output are not followed. */
+qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out) {
+    qe_settings settings, usual;
+    qe_settings_default(&usual);
+    QE_TRY(qe_manifest_settings(qe_checkpoint_manifest(resume->checkpoint), &settings, error_out));
+    settings.contracts = usual.contracts;
+    snprintf(settings.checkpoint.path, sizeof settings.checkpoint.path, "%s", resume->folder);
+    *settings_out = settings;
+    return QE_OK;
+}
+
+/* --- what changed --------------------------------------------------------------------------------------------- */
+
+static void join(const qe_facts *differences, char *text, size_t bytes) {
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < differences->count && used < bytes; i++) {
+        int length = snprintf(text + used, bytes - used, "%s%s: %s", i == 0 ? "" : "; ", differences->list[i].name,
+                              differences->list[i].value);
+        used += length > 0 ? (size_t)length : 0;
+    }
+}
+
+static qe_status judge_differences(qe_resume *resume, const qe_facts *differences, int new_lineage,
+                                   qe_error *error_out) {
+    char text[QE_ERROR_TEXT_BYTES - 96], run[QE_DIGEST_BYTES];
+    join(differences, text, sizeof text);
+    if (new_lineage) {
+        QE_TRY(qe_run_name(run, error_out));
+        return qe_manifest_add_lineage(&resume->lineage, run, qe_resume_step(resume), text, error_out);
+    }
+    if (differences->count == 0) return QE_OK;
+    qe_error_set(error_out, QE_ERROR_CONFIG,
+                 "set it back, or go on with other bits: --new-lineage accepts the change and records it",
+                 "the run cannot go on with the same bits: %s", text);
+    return qe_error_place(error_out, qe_checkpoint_path(resume->checkpoint), 0, 0);
+}
+
+static qe_status compare(qe_resume *resume, const qe_session *session, int new_lineage, qe_error *error_out) {
+    qe_manifest now = {0};
+    qe_facts differences = {0};
+    qe_status status = qe_session_manifest(session, &now, error_out);
+    if (status == QE_OK)
+        status = qe_manifest_differences(qe_checkpoint_manifest(resume->checkpoint), &now, &differences, error_out);
+    if (status == QE_OK) status = judge_differences(resume, &differences, new_lineage, error_out);
+    qe_facts_deinit(&differences);
+    qe_manifest_deinit(&now);
+    return status;
+}
+
+/* Another text is read from its beginning; the same one from where it was. */
+static void take_position(const qe_resume *resume, qe_session *session) {
+    const qe_manifest *manifest = qe_checkpoint_manifest(resume->checkpoint);
+    char digest[QE_DATA_DIGEST_BYTES];
+    qe_dataset_digest(session->dataset, digest);
+    session->steps_before = manifest->step;
+    session->sequences_before = strcmp(digest, manifest->data.digest) == 0 ? manifest->data.position : 0;
+}
+
+static qe_status put(const qe_resume *resume, qe_session *session, int adapts, qe_rule *rule_out,
+                     qe_error *error_out) {
+    qe_snapshot *snapshot = NULL;
+    int adapted = 0;
+    QE_TRY(qe_snapshot_create(session->team, &snapshot, error_out));
+    qe_status status = qe_snapshot_restore(snapshot, resume->checkpoint, adapts, &adapted, rule_out, error_out);
+    if (status == QE_OK) status = qe_team_snapshot_put(session->team, snapshot, error_out);
+    qe_snapshot_destroy(snapshot);
+    if (status != QE_OK || adapted) return status;
+    return qe_snapshot_verify(session->team, resume->checkpoint, rule_out, error_out);
+}
+
+qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                          qe_error *error_out) {
+    *rule_out = QE_RULE_NONE;
+    QE_TRY(compare(resume, session, new_lineage, error_out));
+    QE_TRY(put(resume, session, new_lineage, rule_out, error_out));
+    take_position(resume, session);
+    return QE_OK;
+}
