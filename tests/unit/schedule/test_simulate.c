@@ -96,6 +96,57 @@ static void the_golden_table_is_reproduced(void **state) {
     }
 }
 
+/* Makespan that small hops of length c add, in c, at F=I=W. */
+typedef struct sensitivity {
+    const char *name;
+    uint32_t ranks, chunks, microbatches;
+    double hops;
+} sensitivity;
+
+static const sensitivity SENSITIVITIES[] = {
+    {"gpipe", 8, 1, 16, 14}, {"gpipe", 8, 1, 64, 14},              /* 2(P-1) */
+    {"1f1b", 8, 1, 16, 40}, {"1f1b", 8, 1, 32, 68}, {"1f1b", 8, 1, 64, 124}, /* 2(P-1)/P more for each microbatch */
+    {"interleaved", 8, 2, 32, 30}, {"interleaved", 8, 2, 64, 30},  /* 4P-2 */
+    {"zbh1", 8, 1, 32, 28}, {"zbh1", 8, 1, 64, 28},                /* 4(P-1) */
+    {"zbh2", 8, 1, 32, 7}, {"zbh2", 8, 1, 64, 7},                  /* P-1 */
+    {"zbv", 2, 2, 16, 3}, {"zbv", 4, 2, 32, 13}, {"zbv", 8, 2, 64, 33},
+};
+
+static double makespan_of(const sensitivity *row, double hop) {
+    qe_schedule schedule = generated(row->name, row->ranks, row->chunks, row->microbatches);
+    qe_simulation found = simulated(&schedule, qe_stage_cost_of(1, 1, 1, 1, row->chunks), hop);
+    double makespan = found.makespan;
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+    return makespan;
+}
+
+static void hops_cost_what_is_published(void **state) {
+    (void)state;
+    static const double hop = 1e-3;
+    for (size_t i = 0; i < sizeof SENSITIVITIES / sizeof SENSITIVITIES[0]; i++) {
+        const sensitivity *row = &SENSITIVITIES[i];
+        double added = (makespan_of(row, hop) - makespan_of(row, 0)) / hop;
+        print_message("%-12s P%u V%u M%u: %.3f hops\n", row->name, row->ranks, row->chunks, row->microbatches, added);
+        assert_near(added, row->hops, 1e-6, row->name);
+    }
+}
+
+static void peaks_of_the_v_schedules_are_the_published_ones(void **state) {
+    (void)state;
+    for (uint32_t ranks = 4; ranks <= 16; ranks += ranks == 8 ? 8 : 2) {
+        qe_schedule half = generated("v-half", ranks, 2, 3 * ranks), min = generated("v-min", ranks, 2, 3 * ranks);
+        qe_simulation found_half = simulated(&half, qe_stage_cost_of(1, 1, 1, 1, 2), 0);
+        qe_simulation found_min = simulated(&min, qe_stage_cost_of(1, 1, 1, 1, 2), 0);
+        assert_near(found_half.peak_kept, (ranks + 2) / 2, 1e-9, "v-half");
+        assert_near(found_min.peak_kept, (ranks + 4) / 3, 1e-9, "v-min");
+        qe_simulation_deinit(&found_half);
+        qe_simulation_deinit(&found_min);
+        qe_schedule_deinit(&half);
+        qe_schedule_deinit(&min);
+    }
+}
+
 /* Profiles of arXiv 2401.10241, in ms of a whole rank, and the rates of its table. */
 typedef struct profile {
     const char *model;
@@ -142,6 +193,44 @@ static void the_bubble_rates_of_the_zero_bubble_paper_are_reproduced(void **stat
             assert_near(found.makespan_bubble / found.makespan, row->makespan_h2, 5e-5, "makespan of zbh2");
         }
         qe_simulation_deinit(&found);
+    }
+}
+
+/* Orders that the paper does not list, on its profiles; peaks in microbatches of a whole rank with M_W = M_B. */
+typedef struct listed {
+    const profile *profile;
+    const char *name;
+    uint32_t chunks;
+    double rate, peak; /* stage bubble / span; peak -1: not known */
+} listed;
+
+static const listed LISTED[] = {
+    {&PROFILES[2], "gpipe", 1, .2281, 24},           {&PROFILES[2], "interleaved", 2, .1336, -1},
+    {&PROFILES[2], "interleaved", 4, .0827, -1},     {&PROFILES[2], "interleaved-zb", 2, .0761, -1},
+    {&PROFILES[2], "zbv", 2, .0446, 8},              {&PROFILES[2], "v-half", 2, .1447, 5},
+    {&PROFILES[2], "v-min", 2, .2721, 4},            {&PROFILES[2], "dualpipev", 2, .1244, 8.5},
+    {&PROFILES[2], "dualpipe", 1, .1050, 9},         {&PROFILES[3], "interleaved", 2, .1468, 23.5},
+    {&PROFILES[3], "interleaved-zb", 2, .0851, -1},  {&PROFILES[3], "v-half", 2, .1682, 9},
+    {&PROFILES[3], "v-min", 2, .2927, 6},            {&PROFILES[3], "dualpipev", 2, .1414, -1},
+    {&PROFILES[3], "dualpipe", 1, .1223, 17},        {&PROFILES[4], "interleaved", 2, .1528, 47.5},
+    {&PROFILES[4], "interleaved-zb", 2, .0884, -1},  {&PROFILES[4], "v-half", 2, .1780, 17},
+    {&PROFILES[4], "v-min", 2, .3027, 12},           {&PROFILES[4], "dualpipev", 2, .1496, -1},
+    {&PROFILES[4], "dualpipe", 1, .1299, 33},
+};
+
+static void bubble_rates_of_the_other_orders_on_the_same_profiles_are_reproduced(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof LISTED / sizeof LISTED[0]; i++) {
+        const profile *p = LISTED[i].profile;
+        qe_schedule schedule = generated(LISTED[i].name, p->ranks, LISTED[i].chunks, p->microbatches);
+        qe_stage_cost cost = qe_stage_cost_of(p->forward, p->input, p->weight, 1, LISTED[i].chunks);
+        qe_simulation found = simulated(&schedule, cost, p->hop);
+        print_message("%-5s %-14s V%u %.4f, peak %.4f\n", p->model, LISTED[i].name, LISTED[i].chunks,
+                      found.stage_bubble / found.span, found.peak_kept);
+        assert_near(found.stage_bubble / found.span, LISTED[i].rate, 5e-5, LISTED[i].name);
+        if (LISTED[i].peak >= 0) assert_near(found.peak_kept, LISTED[i].peak, 1e-9, LISTED[i].name);
+        qe_simulation_deinit(&found);
+        qe_schedule_deinit(&schedule);
     }
 }
 
@@ -398,6 +487,34 @@ static void an_evaluation_keeps_one_microbatch(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void measured_times_give_the_same_figures_as_simulated_ones(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("zbv", 4, 2, 8);
+    qe_stage_cost cost = qe_stage_cost_of(1, 1.2, 0.7, 0.4, 2);
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1, .latency = 0.1};
+    qe_simulation simulated_ = {0}, recorded = {0};
+    run(&request, &simulated_);
+    assert_int_equal(qe_simulation_record(&request, simulated_.start, simulated_.end, &recorded, NULL), QE_OK);
+    assert_near(recorded.makespan, simulated_.makespan, 1e-12, "makespan");
+    assert_near(recorded.makespan_bubble, simulated_.makespan_bubble, 1e-9, "makespan bubble");
+    assert_near(recorded.stage_bubble, simulated_.stage_bubble, 1e-9, "stage bubble");
+    assert_near(recorded.peak_kept, simulated_.peak_kept, 0, "peak");
+    for (int rank = 0; rank < 4; rank++) {
+        assert_near(recorded.ranks[rank].begin, simulated_.ranks[rank].begin, 0, "begin");
+        assert_near(recorded.ranks[rank].busy, simulated_.ranks[rank].busy, 1e-9, "busy");
+        assert_int_equal(recorded.ranks[rank].peak[QE_KEEP_W], simulated_.ranks[rank].peak[QE_KEEP_W]);
+    }
+    simulated_.end[3] = simulated_.start[3] - 1e-6;
+    qe_error error = {0};
+    assert_int_equal(qe_simulation_record(&request, simulated_.start, simulated_.end, &recorded, &error),
+                     QE_ERROR_ARGUMENT);
+    assert_non_null(strstr(error.message, "action 3 is from"));
+    assert_int_equal(recorded.actions_count, 0);
+    qe_simulation_deinit(&simulated_);
+    qe_simulation_deinit(&recorded);
+    qe_schedule_deinit(&schedule);
+}
+
 static void a_schedule_that_stops_is_refused_and_the_simulation_can_be_used_again(void **state) {
     (void)state;
     qe_schedule stuck = schedule_of("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), good = generated("1f1b", 2, 1, 2);
@@ -450,6 +567,9 @@ static void costs_and_indices_that_make_no_sense_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_golden_table_is_reproduced),
+        cmocka_unit_test(hops_cost_what_is_published),
+        cmocka_unit_test(peaks_of_the_v_schedules_are_the_published_ones),
+        cmocka_unit_test(measured_times_give_the_same_figures_as_simulated_ones),
         cmocka_unit_test(the_bubble_rates_of_the_zero_bubble_paper_are_reproduced),
         cmocka_unit_test(transfers_between_two_ranks_queue_behind_each_other),
         cmocka_unit_test(chunks_that_join_the_same_ranks_share_the_link_and_directions_do_not),
@@ -464,6 +584,7 @@ int main(void) {
         cmocka_unit_test(an_evaluation_keeps_one_microbatch),
         cmocka_unit_test(a_schedule_that_stops_is_refused_and_the_simulation_can_be_used_again),
         cmocka_unit_test(costs_and_indices_that_make_no_sense_are_refused),
+        cmocka_unit_test(bubble_rates_of_the_other_orders_on_the_same_profiles_are_reproduced),
         cmocka_unit_test(a_simulation_of_thousands_of_actions_takes_about_a_millisecond),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
