@@ -1,13 +1,14 @@
-/* command_schedule.c - `qeffect schedule`: writes a named schedule as CSV. A file appears whole or not at all. */
+/* command_schedule.c - `qeffect schedule`: writes a schedule as CSV or SVG. A file appears whole or not at all. */
 #include "cli/schedule_argument.h"
 
 #include <string.h>
 #include <jansson.h>
 #include "cli/output.h"
+#include "qeffect/draw.h"
 
-static const char *const FORMATS[] = {"compute_only", "compute_comms"};
-static qe_cli_writer write_compute_only, write_compute_comms;
-static qe_cli_writer *const WRITERS[] = {write_compute_only, write_compute_comms};
+static const char *const FORMATS[] = {"compute_only", "compute_comms", "svg"};
+static qe_cli_writer write_compute_only, write_compute_comms, write_svg;
+static qe_cli_writer *const WRITERS[] = {write_compute_only, write_compute_comms, write_svg};
 enum { FORMAT_COUNT = sizeof FORMATS / sizeof FORMATS[0] };
 
 static qe_status write_compute_only(const void *schedule, FILE *file, qe_error *error_out) {
@@ -18,13 +19,31 @@ static qe_status write_compute_comms(const void *schedule, FILE *file, qe_error 
     return qe_schedule_write_csv_comms(schedule, file, error_out);
 }
 
+/* An order has no times of its own: F, I and W take one unit each on a whole rank. */
+static qe_status write_svg(const void *opaque, FILE *file, qe_error *error_out) {
+    const qe_schedule *schedule = opaque;
+    uint32_t chunks = schedule->stages > schedule->ranks ? schedule->stages / schedule->ranks : 1;
+    qe_stage_cost cost = qe_stage_cost_of(1.0, 1.0, 1.0, 1.0, chunks);
+    qe_simulation_request request = {.schedule = schedule, .costs = &cost, .cost_count = 1};
+    qe_simulation simulation = {0};
+    char title[128];
+    (void)snprintf(title, sizeof title, "%u ranks, %u stages, %u microbatches; F = I = W", schedule->ranks,
+                   schedule->stages, schedule->microbatches);
+    qe_drawing drawing = {.schedule = schedule, .simulation = &simulation, .title = title, .unit = "",
+                          .unit_us = 1000.0};
+    qe_status status = qe_simulation_run(&request, &simulation, error_out);
+    if (status == QE_OK) status = qe_draw_svg(&drawing, file, error_out);
+    qe_simulation_deinit(&simulation);
+    return status;
+}
+
 /* NULL: it has printed that there is no such format. */
 static qe_cli_writer *find_writer(const qe_cli *cli) {
     const char *format = qe_cli_value(cli, "format");
     for (size_t i = 0; i < FORMAT_COUNT; i++) {
         if (format == NULL || strcmp(format, FORMATS[i]) == 0) return WRITERS[i];
     }
-    (void)qe_cli_usage(cli, "--format is \"%s\"; expected compute_only or compute_comms", format);
+    (void)qe_cli_usage(cli, "--format is \"%s\"; expected compute_only, compute_comms or svg", format);
     return NULL;
 }
 
@@ -78,14 +97,14 @@ static int run_schedule(qe_cli *cli) {
 }
 
 static const qe_cli_option OPTIONS[] = {{"output", 'o', "FILE", "write here instead of standard output", 0},
-                                        {"format", 0, "FORM", "compute_only, or compute_comms with transfers", 0},
+                                        {"format", 0, "FORM", "compute_only, compute_comms with transfers, or svg", 0},
                                         QE_SCHEDULE_OPTIONS,
                                         {NULL, 0, NULL, NULL, 0}};
 
 const qe_command qe_command_schedule = {
     .name = "schedule",
     .arguments = "SCHEDULE",
-    .summary = "write a pipeline schedule as CSV",
+    .summary = "write a pipeline schedule as CSV, or draw it",
     .details =
         "SCHEDULE is a CSV file, or one of\n"
         "  gpipe           all forwards, then all backwards\n"
@@ -106,12 +125,14 @@ const qe_command qe_command_schedule = {
         "Written is what PyTorch's pipelining reads and `qeffect check` and `qeffect train` take: one row per rank,\n"
         "one action per cell. --format compute_comms adds the transfers, UNSHARD, RESHARD and REDUCE_GRAD that\n"
         "PyTorch would add; with a CSV file for SCHEDULE, to that order. With --json the orders are listed without\n"
-        "them. A file is written whole or not at all.\n"
+        "them. --format svg draws a Gantt chart with equal times; `qeffect simulate` draws others. A file is written\n"
+        "whole or not at all.\n"
         "\n"
         "Examples:\n"
         "  qeffect schedule 1f1b --ranks 4 --microbatches 8\n"
         "  qeffect schedule interleaved --ranks 4 --chunks 2 --microbatches 8 -o orders.csv\n"
-        "  qeffect schedule orders.csv --format compute_comms\n",
+        "  qeffect schedule orders.csv --format compute_comms\n"
+        "  qeffect schedule zbv --format svg -o zbv.svg\n",
     .options = OPTIONS,
     .arguments_min = 1,
     .arguments_max = 1,

@@ -131,6 +131,14 @@ class Simulate(Case):
                 self.assertLessEqual(float(box.get("x")) + float(box.get("width")), width)
                 self.assertLessEqual(float(box.get("y")) + float(box.get("height")), height)
 
+    def test_an_order_is_drawn_with_equal_times(self):
+        self.succeed("schedule", "zbv", "--ranks", "4", "--microbatches", "8", "--format", "svg", "-o", "zbv.svg")
+        with open(self.path("zbv.svg"), encoding="utf-8") as file:
+            self.assertIn("makespan 25.5; makespan bubble 1.5", file.read())
+        self.write("stuck.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        self.refuse(CONTRACT, ["never run"], "schedule", "stuck.csv", "--format", "svg", "-o", "stuck.svg")
+        self.assertFalse(os.path.exists(self.path("stuck.svg")))
+
     def test_a_timeline_is_chrome_json_without_overlaps_on_a_rank(self):
         self.succeed("simulate", "zbv", "--ranks", "4", "--microbatches", "8", "--times", "2,3,1.5,0.25",
                      "--timeline", "zbv.json")
