@@ -12,7 +12,7 @@
 
 enum {
     QE_VERIFY_STEPS = 12,     /* enough for the longest history to forget an Inf and go on */
-    QE_VERIFY_ROWS_MAX = 512, /* full has about 200 */
+    QE_VERIFY_ROWS_MAX = 1024, /* full has about 450 */
     QE_VERIFY_NAME_BYTES = QE_NAME_BYTES + 16, /* a tensor's name with what it is of its parameter */
     QE_VERIFY_JOBS_MAX = 64
 };
@@ -59,7 +59,7 @@ typedef struct qe_verify_row {
     uint8_t cache, copy;
     qe_contracts_setting contracts;
     uint8_t fresh; /* in a process of its own */
-    uint32_t baseline; /* index of the row it is compared with; its own: it is one */
+    uint32_t baseline; /* index of the row it is compared with; its own: it is one, or the first of an own order */
 } qe_verify_row;
 
 typedef struct qe_verify_rows {

@@ -2,18 +2,23 @@
  *
  * full: executions x schedules x stages for `delayed`, each; then rows until every combination of three levels of all
  * factors is there. short: rows until every pair is there. Both: a baseline per numeric configuration, baselines cut
- * into stages, and the default in new processes. */
+ * into stages, the default in new processes, and the schedule that adds gradients in an order of its own, held against
+ * itself. */
 #include <string.h>
 #include "base/assert.h"
 #include "cli/verify.h"
+#include "qeffect/schedule.h"
 
 /* Factors of the covering array. Mode and capture unit are one factor, recipe and history another: a unit without
  * captured, or a history without `delayed`, would be a level that does nothing. */
 enum { EXECUTION, SCHEDULE, STAGES, NUMERIC, LAYERS, CACHE, PLACEMENT, CONTRACTS, FACTORS };
 
-enum { INTERLEAVED = 2, ONE_STAGE = 0, UNEVEN = 1 };
-static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zbh1"};
+enum { ZBH1 = 2, ONE_STAGE = 0, UNEVEN = 1 };
+/* Those that keep the order of microbatches; the last ones have two stages on each rank. */
+static const char *const schedules[] = {"gpipe", "1f1b",   "zbh1",  "zbh2",   "interleaved", "interleaved-zb",
+                                        "zbv",   "v-half", "v-min", "1f1b-v", "dualpipev"};
 static const uint32_t stages[] = {1, 2, 4};
+static const char own_order[] = "looped-bfs";
 
 typedef struct numeric {
     qe_recipe_kind recipe;
@@ -27,9 +32,10 @@ static const numeric numerics[] = {
 #define COUNT(array) ((uint8_t)(sizeof(array) / sizeof *(array)))
 enum { EXECUTIONS = QE_VERIFY_BASELINE };
 
-/* Interleaved has two stages on each rank, at least; one stage has no neighbour with other layers. */
+/* One stage is less than two on each rank, and has no neighbour with other layers. */
 static int allowed(const uint8_t *row) {
-    return row[STAGES] != ONE_STAGE || (row[SCHEDULE] != INTERLEAVED && row[LAYERS] != UNEVEN);
+    int folded = row[SCHEDULE] != QE_COVER_ANY && qe_schedule_usual_chunks(schedules[row[SCHEDULE]]) > 1;
+    return row[STAGES] != ONE_STAGE || (!folded && row[LAYERS] != UNEVEN);
 }
 
 static const qe_cover cover = {
@@ -47,7 +53,7 @@ static qe_verify_row row_of(const uint8_t *levels, const qe_settings *configured
     qe_verify_row row = {
         .execution = (qe_verify_execution)levels[EXECUTION],
         .schedule = schedules[levels[SCHEDULE]],
-        .chunks = levels[SCHEDULE] == INTERLEAVED ? 2 : 1,
+        .chunks = qe_schedule_usual_chunks(schedules[levels[SCHEDULE]]),
         .layers = layers_of(configured->model.layers, levels[LAYERS] == UNEVEN),
         .recipe = numerics[levels[NUMERIC]].recipe,
         .history = numerics[levels[NUMERIC]].history,
@@ -60,7 +66,8 @@ static qe_verify_row row_of(const uint8_t *levels, const qe_settings *configured
 }
 
 static int same_numerics(const qe_verify_row *a, const qe_verify_row *b) {
-    return a->layers == b->layers && a->recipe == b->recipe && a->history == b->history;
+    return a->layers == b->layers && a->recipe == b->recipe && a->history == b->history &&
+           (strcmp(a->schedule, own_order) == 0) == (strcmp(b->schedule, own_order) == 0);
 }
 
 static uint32_t append(qe_verify_rows *rows, const qe_verify_row *row, uint32_t baseline) {
@@ -94,7 +101,7 @@ static void append_compared(qe_verify_rows *rows, const qe_verify_row *row, cons
 /* The default as baseline, eager and captured, in processes that share nothing with this one but the program; and
  * baselines whose stages are cut. */
 static void append_special(qe_verify_rows *rows, const qe_settings *configured) {
-    static const uint8_t plain[FACTORS] = {[SCHEDULE] = 3, [STAGES] = 1};
+    static const uint8_t plain[FACTORS] = {[SCHEDULE] = ZBH1, [STAGES] = 1};
     qe_verify_row row = row_of(plain, configured);
     for (uint32_t chunks = 1; chunks <= 4; chunks *= 2) {
         qe_verify_row cut = baseline_like(&row, chunks, configured);
@@ -105,6 +112,24 @@ static void append_special(qe_verify_rows *rows, const qe_settings *configured) 
     for (int execution = 0; execution < EXECUTIONS; execution++) {
         row.execution = (qe_verify_execution)execution;
         append_compared(rows, &row, configured);
+    }
+}
+
+/* An order of its own has no baseline: its rows are held against the plainest of them. */
+static void append_own_order(qe_verify_rows *rows, uint32_t numeric_count, const qe_settings *configured) {
+    for (uint32_t n = 0; n < numeric_count; n++) {
+        qe_verify_row row = {.execution = QE_VERIFY_EAGER, .schedule = own_order, .ranks = 1, .chunks = 1,
+                             .layers = layers_of(configured->model.layers, 0), .recipe = numerics[n].recipe,
+                             .history = numerics[n].history, .copy = 1, .contracts = configured->contracts.mode};
+        uint32_t plainest = append(rows, &row, rows->count);
+        for (int execution = 0; execution < EXECUTIONS; execution++) {
+            row.execution = (qe_verify_execution)execution;
+            row.ranks = execution == QE_VERIFY_STEP ? 4 : 2;
+            row.chunks = 4 / row.ranks;
+            row.cache = execution != QE_VERIFY_LAYER;
+            row.copy = execution == QE_VERIFY_ACTION;
+            append(rows, &row, plainest);
+        }
     }
 }
 
@@ -131,6 +156,7 @@ qe_status qe_verify_rows_make(qe_verify_rows *rows_out, int full, const qe_setti
         qe_verify_row row = row_of(levels[i], configured);
         append_compared(rows_out, &row, configured);
     }
+    append_own_order(rows_out, full ? COUNT(numerics) : 1, configured);
     return QE_OK;
 }
 

@@ -174,15 +174,17 @@ static qe_status explain(run *r, qe_status status, const qe_step_result *result,
     return status;
 }
 
+/* Others are held against it. */
+static int is_baseline(const qe_verify_row *row) { return row->baseline + 1 == row->number; }
+
 static qe_status one_step(run *r, qe_error *error_out) {
     qe_step_result result = {0};
-    int baseline = r->row->execution == QE_VERIFY_BASELINE;
     make_batch(r);
     QE_TRY(swell(r, error_out));
     if (r->step == QE_VERIFY_INFINITE_STEP && r->row->history > 0)
         QE_TRY(qe_team_scale_amax(r->session.team, r->infinite_weight, QE_SCALE_X, INFINITY, error_out));
     if (r->step == QE_VERIFY_ZERO_STEP) QE_TRY(zero_first_token(r, error_out));
-    if (r->step == QE_VERIFY_ZERO_STEP && baseline) QE_TRY(probe_zero(r, error_out));
+    if (r->step == QE_VERIFY_ZERO_STEP && is_baseline(r->row)) QE_TRY(probe_zero(r, error_out));
     qe_status status = qe_session_step_given(&r->session, r->step, &result, error_out);
     QE_TRY(explain(r, status, &result, error_out));
     r->outcome->loss[r->step - 1] = result.loss;
@@ -220,7 +222,7 @@ void qe_verify_run(const qe_verify_row *row, const qe_settings *configured, cons
     outcome_out->status = all_steps(&r, &settings, &outcome_out->error);
     qe_session_close(&r.session);
     outcome_out->seconds = qe_progress_now() - begin;
-    if (outcome_out->status == QE_OK && row->execution == QE_VERIFY_BASELINE) qe_verify_exercise_judge(outcome_out);
+    if (outcome_out->status == QE_OK && is_baseline(row)) qe_verify_exercise_judge(outcome_out);
 }
 
 void qe_verify_outcome_deinit(qe_verify_outcome *outcome) {

@@ -8,7 +8,9 @@ import unittest
 from support import CONTRACT, DIFFERS, ERROR, USAGE, Case
 
 EXECUTIONS = ["eager", "layer", "action", "step"]
-SCHEDULES = ["gpipe", "1f1b", "interleaved", "zbh1"]
+TWO_CHUNKS = ["interleaved", "interleaved-zb", "zbv", "v-half", "v-min", "1f1b-v", "dualpipev"]
+SCHEDULES = ["gpipe", "1f1b", "zbh1", "zbh2", *TWO_CHUNKS]
+OWN_ORDER = "looped-bfs"
 STAGES = [1, 2, 4]
 NUMERICS = [("delayed", 1), ("delayed", 2), ("delayed", 4), ("current", 0), ("block", 0), ("bf16", 0), ("fp32", 0)]
 FACTORS = {
@@ -27,8 +29,8 @@ def choices(row):
 
 
 def possible(levels):
-    """One stage cannot be interleaved, and has no neighbour with more layers."""
-    return levels.get("stages") != 1 or (levels.get("schedule") != "interleaved" and not levels.get("uneven"))
+    """One stage is not two on a rank, and has no neighbour with more layers."""
+    return levels.get("stages") != 1 or (levels.get("schedule") not in TWO_CHUNKS and not levels.get("uneven"))
 
 
 def uncovered(rows, strength):
@@ -75,9 +77,19 @@ class Rows(Case):
             for row in rows:
                 baseline = rows[row["baseline_row"] - 1]
                 self.assertLessEqual(baseline["row"], row["row"])
-                self.assertEqual((baseline["mode"], baseline["process"]), ("baseline", "here"))
+                mode = "eager" if row["schedule"] == OWN_ORDER else "baseline"
+                self.assertEqual((baseline["mode"], baseline["process"]), (mode, "here"))
+                self.assertEqual(baseline["schedule"] == OWN_ORDER, row["schedule"] == OWN_ORDER)
                 for key in ("layers", "recipe", "history"):
                     self.assertEqual(baseline.get(key), row.get(key))
+
+    def test_an_order_of_its_own_is_run_in_every_way_and_held_against_itself(self):
+        for which, numbers in (("short", 1), ("full", len(NUMERICS))):
+            rows = [row for row in self.rows(which) if row["schedule"] == OWN_ORDER]
+            self.assertEqual(len({row["baseline_row"] for row in rows}), numbers)
+            for execution in EXECUTIONS:
+                self.assertEqual(sum(choices(row)["execution"] == execution and row["row"] != row["baseline_row"]
+                                     for row in rows), numbers)
 
     def test_baseline_eager_and_every_capture_unit_also_run_in_new_processes(self):
         for which in ("short", "full"):
@@ -97,12 +109,13 @@ class Verify(Case):
             self.assertTrue(row["equal"])
             self.assertRegex(row["state_hash"], "^[0-9a-f]{32}$")
             self.assertEqual(row["state_hash"], row["baseline_hash"])
-            hashes.setdefault((row["layers"], choices(row)["numeric"]), set()).add(row["state_hash"])
+            key = (row["layers"], choices(row)["numeric"], row["schedule"] == OWN_ORDER)
+            hashes.setdefault(key, set()).add(row["state_hash"])
         self.assertEqual(len(set().union(*hashes.values())), len(hashes), "other numbers give other bits")
-        self.assertEqual(len(hashes), 2 * len(NUMERICS))
+        self.assertEqual(len(hashes), 2 * len(NUMERICS) + 1)
         self.assertTrue(told["exercised"])
         delayed = [row for row in told["rows"] if row["recipe"] == "delayed" and "exercise" in row]
-        self.assertEqual(len(delayed), 6)
+        self.assertEqual(len(delayed), 7)
         for row in delayed:
             scales = 4 * 3 * row["layers"]
             self.assertEqual(row["exercise"], {"scales": scales, "rose": scales, "fell": scales,
