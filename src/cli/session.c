@@ -111,7 +111,10 @@ static qe_status make_schedule(qe_session *session, qe_error *error_out) {
 /* A copy of a schedule with only its forwards: the order of an evaluation. */
 static qe_status forwards_of(const qe_schedule *schedule, qe_schedule *out, qe_error *error_out) {
     uint32_t actions = schedule->rank_begin[schedule->ranks], kept = 0;
-    *out = (qe_schedule){.ranks = schedule->ranks, .stages = schedule->stages, .microbatches = schedule->microbatches};
+    *out = (qe_schedule){.ranks = schedule->ranks,
+                         .stages = schedule->stages,
+                         .microbatches = schedule->microbatches,
+                         .reversed = schedule->reversed};
     out->rank_begin = calloc(schedule->ranks + 1u, sizeof *out->rank_begin);
     out->stage_rank = calloc(schedule->stages, sizeof *out->stage_rank);
     out->actions = calloc(actions + 1u, sizeof *out->actions);

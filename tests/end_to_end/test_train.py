@@ -5,7 +5,7 @@ import struct
 import subprocess
 import unittest
 
-from support import ERROR, PROGRAM, SECONDS_MAX, TINY, USAGE, Case
+from support import CONTRACT, ERROR, PROGRAM, SECONDS_MAX, TINY, USAGE, Case
 
 # Four stages, so that two ranks may hold two each.
 FOUR = TINY.replace("layers: 2", "layers: 4")
@@ -121,6 +121,22 @@ class SameBits(Case):
                 ("--contracts", "off")):
             with self.subTest(arguments=arguments):
                 self.assertEqual(self.hash_of(*arguments), expected)
+
+    def test_a_file_with_pairs_and_transfers_trains_to_the_same_bits_and_a_wrong_transfer_is_refused(self):
+        self.write_tiny(FOUR)
+        expected = self.hash_of("--mode", "baseline")
+        moves = self.succeed("schedule", "dualpipev", "--ranks", "2", "--microbatches", "4", "--format",
+                             "compute_comms").stdout
+        self.write("moves.csv", moves)
+        self.assertIn("OVERLAP_F_B", moves)
+        for mode in ("eager", "captured"):
+            self.assertEqual(self.hash_of("--mode", mode, "--set", "pipeline.schedule=moves.csv"), expected)
+        self.write("moves.csv", moves.replace("0SEND_F1,", "", 1))
+        self.refuse(CONTRACT, ["moves.csv:1:", "schedule.missing: 0F1", "has no SEND_F"], "train", "tiny.yaml", "--set",
+                    "pipeline.schedule=moves.csv")
+        self.write("moves.csv", moves.replace("0SEND_F1,", "0SEND_F1;,", 1))
+        self.refuse(ERROR, ["moves.csv:1:", "0SEND_F1;", "nothing after"], "train", "tiny.yaml", "--set",
+                    "pipeline.schedule=moves.csv")
 
     def test_a_schedule_that_holds_every_stage_twice_is_refused_with_one_that_does_not(self):
         self.write_tiny(FOUR)
