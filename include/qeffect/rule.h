@@ -57,6 +57,7 @@ typedef enum qe_rule {
     QE_RULE_SCHEDULE_MISSING, /* schedule.missing: an action that is due is absent */
     QE_RULE_SCHEDULE_ORDER,  /* schedule.order: F, I, W of one (stage, microbatch) out of order on its rank */
     QE_RULE_SCHEDULE_CYCLE,  /* schedule.cycle: actions wait for each other */
+    QE_RULE_SCHEDULE_MEMORY, /* schedule.memory: a rank keeps more microbatches at once than the limit */
     QE_RULE_STEP_NONFINITE,  /* step.nonfinite: loss or gradient norm is not finite */
     QE_RULE_CHECKPOINT_RUN,  /* checkpoint.run: a manifest beside files of another run */
     QE_RULE_CHECKPOINT_MIXED, /* checkpoint.mixed: files of different steps */

@@ -98,25 +98,58 @@ typedef struct qe_schedule_peak {
 /* Requires: qe_schedule_check said QE_OK; peaks_out has room for schedule->ranks. A forward-only schedule keeps 1. */
 void qe_schedule_peaks(const qe_schedule *schedule, qe_schedule_peak *peaks_out);
 
-/* A proof that a schedule cannot run: an inclusion-minimal set of facts. `actions` by rule:
- *   place      {an action of the stage on its rank, the action elsewhere}; {the action} where an index is out of
- *              range; empty where `missing.stage` is on no rank
- *   duplicate  {the action, the one that repeats it}; B repeats I and W
- *   missing    empty; `missing` is due (B stands for B, or I and W)
- *   order      {the action that comes too early, the one it needs}
- *   cycle      a shortest cycle through the first stuck action, each waiting for the next, the last for the first:
- *              it needs the other's result, or the other stands before it in the row of its rank */
+/* What a step of a counterexample is: the action itself, or the send of its result, or the receive of its input. */
+typedef enum qe_part { QE_PART_RUN, QE_PART_SEND, QE_PART_RECEIVE } qe_part;
+
+/* Why something waits for the next thing of a cycle: each is a constraint of the schedule or of the transport. */
+typedef enum qe_wait {
+    QE_WAIT_NONE,
+    QE_WAIT_ROW,    /* it stands behind it in the row of its rank */
+    QE_WAIT_RESULT, /* it needs its result */
+    QE_WAIT_PAIR,   /* the action that it overlaps with (OVERLAP_F_B) needs its result */
+    QE_WAIT_SEND,   /* a send leaves when its action has run */
+    QE_WAIT_QUEUE,  /* it stands behind it on a communicator */
+    QE_WAIT_BATCH,  /* the batch in front of it holds it */
+    QE_WAIT_POST,   /* the receive is posted when that has run */
+    QE_WAIT_BUFFER, /* its buffer is free when that has run */
+} qe_wait;
+
+/* An action that a counterexample names, with its place. */
+typedef struct qe_cited {
+    qe_action action;
+    uint32_t rank, index; /* index in the row of the rank, from 0 */
+    uint8_t part;         /* qe_part; other than RUN in cycles only */
+    uint8_t wait;         /* qe_wait: why it waits for the next one, the last one for the first; cycles only */
+} qe_cited;
+
+/* A proof that a schedule cannot run, or not within what is asked: an inclusion-minimal set of facts. Without any one
+ * of them the others can hold. `cited` by rule:
+ *   schedule.place      {an action of the stage on its rank, the action elsewhere}; {the action} where an index is out
+ *                       of range; empty where `missing.stage` is on no rank
+ *   schedule.duplicate  {the action, the one that repeats it}; B repeats I and W
+ *   schedule.missing    empty; `missing` is due (B stands for B, or I and W)
+ *   schedule.order      {the action that comes too early, the one it needs}
+ *   schedule.cycle      a shortest cycle through the first stuck action, each waiting for the next, the last for the
+ *                       first
+ *   schedule.memory     the forwards that are kept at once; the last one is one too many
+ *   scale.busy          {the action after which the stage's scales fold, the stage's first action behind it}
+ *   cache.empty         {the action that uses the stage's weight cache, the one before which it is filled}
+ *   grad.order          {the action that adds its gradient too early, the one that is due before it} */
 typedef struct qe_counterexample {
     qe_rule rule;
-    uint32_t action_count;
-    uint32_t *actions;    /* indices into schedule->actions; owned */
+    uint32_t cited_count;
+    qe_cited *cited;      /* owned */
     qe_action missing;    /* schedule.missing: the action that is due */
-    uint32_t expected, found; /* place: ranks, or bound and index; duplicate, missing: counts; cycle: 0, stuck ones */
+    /* place: ranks, or bound and index; duplicate, missing: counts; cycle: 0, stuck ones; memory: pairs that may be
+     * kept, pairs that are */
+    uint64_t expected, found;
+    uint32_t ranks, stages, microbatches; /* of the schedule */
+    uint64_t actions;     /* of the schedule */
 } qe_counterexample;
 
-/* Judges placement, counts, order and freedom from deadlock, in this order (one communicator per directed edge,
- * rendezvous sends posted right after their producer, receives posted in the sender's order). A schedule with no
- * backward action at all is an evaluation: only F is due.
+/* Judges placement, counts, order and freedom from deadlock, in this order; certificate.h judges more. The rules
+ * are those of the step: single rendezvous sends, a communicator per directed edge, halves of a pair one behind the
+ * other. A schedule with no backward action at all is an evaluation: only F is due.
  * Ensures:    QE_OK: every F, I and W (or B) of every (stage, microbatch) happens once, on the stage's rank, in an
  *             order that can run.
  * On failure: QE_CONTRACT and *counterexample_out (may be NULL) filled, to be freed with deinit: the first breach in
@@ -125,8 +158,7 @@ typedef struct qe_counterexample {
 qe_status qe_schedule_check(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out);
 void qe_counterexample_deinit(qe_counterexample *counterexample);
 /* As a paragraph for people; snprintf's conventions. */
-int qe_counterexample_text(const qe_counterexample *counterexample, const qe_schedule *schedule, char *text,
-                           size_t capacity);
+int qe_counterexample_text(const qe_counterexample *counterexample, char *text, size_t capacity);
 
 /* "2F0" into text; returns its length. */
 int qe_action_text(const qe_action *action, char *text, size_t capacity);

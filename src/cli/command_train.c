@@ -263,7 +263,7 @@ static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
 static int fail_schedule(training *t) {
     char text[2048];
     const qe_counterexample *counterexample = &t->session.counterexample;
-    qe_counterexample_text(counterexample, &t->session.schedule, text, sizeof text);
+    qe_counterexample_text(counterexample, text, sizeof text);
     fprintf(stderr, "refused before anything ran: %s\n", text);
     if (!t->cli->json) return QE_EXIT_CONTRACT;
     return qe_cli_json(

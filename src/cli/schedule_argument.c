@@ -12,7 +12,7 @@ int qe_schedule_argument_is_name(const char *argument) {
     return 0;
 }
 
-static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
+int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
     uint64_t ranks, chunks, microbatches;
     uint64_t usual_chunks = qe_schedule_usual_chunks(name);
     if (qe_cli_number(cli, "ranks", 1, QE_SCHEDULE_RANKS_MAX, 4, &ranks) != 0) return QE_EXIT_USAGE;
@@ -31,7 +31,7 @@ static int read_sizes(const qe_cli *cli, const char *name, qe_schedule_request *
 int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out) {
     qe_schedule_request request;
     qe_error error = {0};
-    int status = read_sizes(cli, name, &request);
+    int status = qe_schedule_argument_sizes(cli, name, &request);
     if (status != QE_EXIT_OK) return status;
     if (qe_schedule_generate(&request, schedule_out, &error) != QE_OK) return qe_cli_error(cli, &error);
     return QE_EXIT_OK;

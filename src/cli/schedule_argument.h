@@ -15,6 +15,9 @@
 
 /* Does `argument` name a schedule that qe_schedule_generate knows? */
 int qe_schedule_argument_is_name(const char *argument);
+/* The request for a named schedule with the sizes of the options. Returns an exit status; it has printed what is
+ * wrong. */
+int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out);
 /* The named schedule with the sizes of the options. Returns an exit status; it has printed what is wrong. Owns: the
  * caller frees *schedule_out when the status is QE_EXIT_OK. */
 int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out);

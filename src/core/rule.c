@@ -69,6 +69,7 @@ static const rule_text rules[] = {
     [QE_RULE_SCHEDULE_ORDER] = {"schedule.order",
         "F, I and W of one stage and microbatch follow each other on its rank."},
     [QE_RULE_SCHEDULE_CYCLE] = {"schedule.cycle", "No actions wait for each other in a circle."},
+    [QE_RULE_SCHEDULE_MEMORY] = {"schedule.memory", "A rank keeps no more at once than the limit allows."},
     [QE_RULE_STEP_NONFINITE] = {"step.nonfinite",
         "A step commits only with a finite loss and gradient norm."},
     [QE_RULE_CHECKPOINT_RUN] = {"checkpoint.run", "The files of a checkpoint are of the manifest's run."},

@@ -1,6 +1,7 @@
-/* check.c - is a schedule complete and possible? Placement, counts and order on each rank here; freedom from deadlock
- * in run.c. Everything is linear in the actions, however sparse the indices are: actions are sorted by (stage,
- * microbatch) with two counting passes, and a table of all pairs is made only once every pair is known to be there. */
+/* check.c - is a schedule complete, and is each row in order? Placement, counts and order on each rank here; certify.c
+ * puts it together with freedom from deadlock and the rest. Everything is linear in the actions, however sparse the
+ * indices are: actions are sorted by (stage, microbatch) with two counting passes; a table of all pairs is made,
+ * elsewhere, only once every pair is known to be there. */
 #include "schedule/order.h"
 
 #include <stdlib.h>
@@ -8,20 +9,54 @@
 
 #include "base/assert.h"
 
+static uint32_t action_count(const qe_schedule *schedule) { return schedule->rank_begin[schedule->ranks]; }
+
 qe_status qe_counterexample_set(qe_counterexample *counterexample_out, const qe_counterexample *facts,
-                                const uint32_t *actions, uint32_t action_count, qe_error *error_out) {
+                                const qe_cited *cited, uint32_t cited_count, qe_error *error_out) {
     qe_counterexample set = *facts;
-    set.action_count = action_count;
-    set.actions = malloc((action_count == 0 ? 1 : action_count) * sizeof *set.actions);
-    if (set.actions == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a counterexample");
-    if (action_count > 0) memcpy(set.actions, actions, action_count * sizeof *actions);
+    set.cited_count = cited_count;
+    set.cited = malloc((cited_count == 0 ? 1 : cited_count) * sizeof *set.cited);
+    if (set.cited == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a counterexample");
+    if (cited_count > 0) memcpy(set.cited, cited, cited_count * sizeof *cited);
     *counterexample_out = set;
     return QE_CONTRACT;
 }
 
 void qe_counterexample_deinit(qe_counterexample *counterexample) {
-    free(counterexample->actions);
+    free(counterexample->cited);
     *counterexample = (qe_counterexample){0};
+}
+
+/* As qe_counterexample_set, with the actions of a stored schedule at these indices. */
+static qe_status refuse(const qe_schedule *schedule, const qe_counterexample *facts, const uint32_t *actions,
+                        uint32_t cited_count, qe_counterexample *counterexample_out, qe_error *error_out) {
+    qe_counterexample sized = *facts;
+    qe_cited cited[2];
+    QE_ASSERT(cited_count <= 2);
+    for (uint32_t i = 0; i < cited_count; i++) {
+        uint32_t rank = qe_schedule_action_rank(schedule, actions[i]);
+        cited[i] = (qe_cited){.action = schedule->actions[actions[i]],
+                              .rank = rank,
+                              .index = actions[i] - schedule->rank_begin[rank]};
+    }
+    sized.ranks = schedule->ranks;
+    sized.stages = schedule->stages;
+    sized.microbatches = schedule->microbatches;
+    sized.actions = action_count(schedule);
+    return qe_counterexample_set(counterexample_out, &sized, cited, cited_count, error_out);
+}
+
+/* A pair has a second action, which begins no other pair. */
+static qe_status check_overlaps(const qe_schedule *schedule, qe_error *error_out) {
+    for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
+        uint32_t end = schedule->rank_begin[rank + 1];
+        for (uint32_t i = schedule->rank_begin[rank]; i < end; i++) {
+            if (!schedule->actions[i].paired) continue;
+            if (i + 1 < end && !schedule->actions[i + 1].paired) continue;
+            return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "action %u overlaps with no single next one", i);
+        }
+    }
+    return QE_OK;
 }
 
 /* What the caller's own structure must hold before its indices may be followed. */
@@ -48,16 +83,15 @@ static qe_status check_shape(const qe_schedule *schedule, qe_error *error_out) {
             return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "action %u is none of F, I, W, B", i);
         }
     }
+    QE_TRY(check_overlaps(schedule, error_out));
     if (schedule->rank_begin[0] == 0) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "the first row does not begin with the first action");
 }
 
-static uint32_t action_count(const qe_schedule *schedule) { return schedule->rank_begin[schedule->ranks]; }
-
-static qe_status refuse_range(uint32_t action, uint32_t bound, uint32_t index, qe_counterexample *counterexample_out,
-                              qe_error *error_out) {
+static qe_status refuse_range(const qe_schedule *schedule, uint32_t action, uint32_t bound, uint32_t index,
+                              qe_counterexample *counterexample_out, qe_error *error_out) {
     qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_PLACE, .expected = bound, .found = index};
-    return qe_counterexample_set(counterexample_out, &facts, &action, 1, error_out);
+    return refuse(schedule, &facts, &action, 1, counterexample_out, error_out);
 }
 
 /* Action `index` stands on `rank`, its stage does not live there. */
@@ -66,23 +100,23 @@ static qe_status refuse_rank(const qe_schedule *schedule, uint32_t index, uint32
     uint16_t stage = schedule->actions[index].stage;
     uint32_t home = qe_schedule_rank(schedule, stage, schedule->actions[index].microbatch);
     qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_PLACE, .expected = home, .found = rank};
-    if (home >= schedule->ranks) return qe_counterexample_set(counterexample_out, &facts, &index, 1, error_out);
+    if (home >= schedule->ranks) return refuse(schedule, &facts, &index, 1, counterexample_out, error_out);
     for (uint32_t i = schedule->rank_begin[home]; i < schedule->rank_begin[home + 1]; i++) {
         uint32_t both[2] = {i, index};
         if (schedule->actions[i].stage != stage) continue;
-        return qe_counterexample_set(counterexample_out, &facts, both, 2, error_out);
+        return refuse(schedule, &facts, both, 2, counterexample_out, error_out);
     }
-    return qe_counterexample_set(counterexample_out, &facts, &index, 1, error_out);
+    return refuse(schedule, &facts, &index, 1, counterexample_out, error_out);
 }
 
 static qe_status check_action_place(const qe_schedule *schedule, uint32_t index, uint32_t rank,
                                     qe_counterexample *counterexample_out, qe_error *error_out) {
     const qe_action *action = &schedule->actions[index];
     if (action->stage >= schedule->stages) {
-        return refuse_range(index, schedule->stages, action->stage, counterexample_out, error_out);
+        return refuse_range(schedule, index, schedule->stages, action->stage, counterexample_out, error_out);
     }
     if (action->microbatch >= schedule->microbatches) {
-        return refuse_range(index, schedule->microbatches, action->microbatch, counterexample_out, error_out);
+        return refuse_range(schedule, index, schedule->microbatches, action->microbatch, counterexample_out, error_out);
     }
     if (qe_schedule_rank(schedule, action->stage, action->microbatch) == rank) return QE_OK;
     return refuse_rank(schedule, index, rank, counterexample_out, error_out);
@@ -98,7 +132,7 @@ static qe_status check_place(const qe_schedule *schedule, qe_counterexample *cou
         qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_PLACE, .missing = {.stage = (uint16_t)stage},
                                    .expected = schedule->ranks, .found = QE_NONE};
         if (schedule->stage_rank[stage] < schedule->ranks) continue;
-        return qe_counterexample_set(counterexample_out, &facts, NULL, 0, error_out);
+        return refuse(schedule, &facts, NULL, 0, counterexample_out, error_out);
     }
     return QE_OK;
 }
@@ -215,20 +249,21 @@ static void judge_pairs(const qe_schedule *schedule, const uint32_t *order, find
     }
 }
 
-static qe_status refuse_findings(const findings *found, qe_counterexample *counterexample_out, qe_error *error_out) {
+static qe_status refuse_findings(const qe_schedule *schedule, const findings *found,
+                                 qe_counterexample *counterexample_out, qe_error *error_out) {
     if (found->repeated != QE_NONE) {
         qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_DUPLICATE, .expected = 1, .found = 2};
         uint32_t both[2] = {found->repeated_before, found->repeated};
-        return qe_counterexample_set(counterexample_out, &facts, both, 2, error_out);
+        return refuse(schedule, &facts, both, 2, counterexample_out, error_out);
     }
     if (found->missing_found) {
         qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_MISSING, .missing = found->missing, .expected = 1};
-        return qe_counterexample_set(counterexample_out, &facts, NULL, 0, error_out);
+        return refuse(schedule, &facts, NULL, 0, counterexample_out, error_out);
     }
     if (found->early != QE_NONE) {
         qe_counterexample facts = {.rule = QE_RULE_SCHEDULE_ORDER};
         uint32_t both[2] = {found->early, found->early_needs};
-        return qe_counterexample_set(counterexample_out, &facts, both, 2, error_out);
+        return refuse(schedule, &facts, both, 2, counterexample_out, error_out);
     }
     return QE_OK;
 }
@@ -252,44 +287,12 @@ static qe_status check_pairs(const qe_schedule *schedule, qe_counterexample *cou
     sort_pass(schedule, 1, by_microbatch, order, count);
     judge_pairs(schedule, order, &found);
     free(memory);
-    return refuse_findings(&found, counterexample_out, error_out);
+    return refuse_findings(schedule, &found, counterexample_out, error_out);
 }
 
-/* Requires: every pair is there once, so that the table is no larger than the actions. */
-static qe_status check_run(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out) {
-    size_t pairs = (size_t)schedule->stages * schedule->microbatches;
-    QE_ASSERT(pairs <= action_count(schedule));
-    uint32_t *memory = malloc(2 * pairs * sizeof *memory);
-    if (memory == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to check a schedule");
-    qe_order_index index = {.forward = memory, .backward = memory + pairs};
-    for (size_t i = 0; i < 2 * pairs; i++) memory[i] = QE_NONE;
-    for (uint32_t i = 0; i < action_count(schedule); i++) {
-        const qe_action *action = &schedule->actions[i];
-        size_t at = (size_t)action->stage * schedule->microbatches + action->microbatch;
-        if (action->kind == QE_ACTION_F) index.forward[at] = i;
-        else if (action->kind != QE_ACTION_W) index.backward[at] = i;
-    }
-    qe_status status = qe_schedule_run(schedule, &index, counterexample_out, error_out);
-    free(memory);
-    return status;
-}
-
-static qe_status judge(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out) {
+qe_status qe_schedule_check_rows(const qe_schedule *schedule, qe_counterexample *counterexample_out,
+                                 qe_error *error_out) {
     QE_TRY(check_shape(schedule, error_out));
     QE_TRY(check_place(schedule, counterexample_out, error_out));
-    QE_TRY(check_pairs(schedule, counterexample_out, error_out));
-    return check_run(schedule, counterexample_out, error_out);
-}
-
-qe_status qe_schedule_check(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out) {
-    qe_counterexample counterexample = {0};
-    qe_status status = judge(schedule, &counterexample, error_out);
-    if (status == QE_CONTRACT) {
-        char text[QE_ERROR_TEXT_BYTES];
-        (void)qe_counterexample_text(&counterexample, schedule, text, sizeof text);
-        (void)qe_error_set(error_out, QE_CONTRACT, "change one of the named actions", "%s", text);
-    }
-    if (status == QE_CONTRACT && counterexample_out != NULL) *counterexample_out = counterexample;
-    else qe_counterexample_deinit(&counterexample);
-    return status;
+    return check_pairs(schedule, counterexample_out, error_out);
 }

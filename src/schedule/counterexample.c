@@ -6,7 +6,10 @@
 
 #include "base/assert.h"
 
-enum { PLACED_BYTES = 96 };
+enum {
+    PLACED_BYTES = 96,
+    KEPT_NAMED = 8, /* forwards that a sentence names; more are in the structure */
+};
 
 /* snprintf's conventions over several pieces: `length` counts what all of them need. */
 typedef struct paragraph {
@@ -25,46 +28,43 @@ __attribute__((format(printf, 2, 3))) static void say(paragraph *to, const char 
 }
 
 /* "1B0 (row 2, cell 5)", or the place in a rank's order where no file was read. */
-static const char *placed(const qe_schedule *schedule, uint32_t index, char text[static PLACED_BYTES]) {
-    const qe_action *action = &schedule->actions[index];
+static const char *placed(const qe_cited *cited, char text[static PLACED_BYTES]) {
     char name[32];
-    (void)qe_action_text(action, name, sizeof name);
-    if (action->row != 0) {
-        (void)snprintf(text, PLACED_BYTES, "%s (row %u, cell %u)", name, action->row, action->column);
-        return text;
+    (void)qe_action_text(&cited->action, name, sizeof name);
+    if (cited->action.row != 0) {
+        (void)snprintf(text, PLACED_BYTES, "%s (row %u, cell %u)", name, cited->action.row, cited->action.column);
+    } else {
+        (void)snprintf(text, PLACED_BYTES, "%s (rank %u, action %u)", name, cited->rank, cited->index + 1);
     }
-    uint32_t rank = qe_schedule_action_rank(schedule, index);
-    (void)snprintf(text, PLACED_BYTES, "%s (rank %u, action %u)", name, rank, index - schedule->rank_begin[rank] + 1);
     return text;
 }
 
-static void say_place(paragraph *to, const qe_counterexample *facts, const qe_schedule *schedule) {
+static void say_place(paragraph *to, const qe_counterexample *facts) {
     char first[PLACED_BYTES], second[PLACED_BYTES];
-    if (facts->action_count == 0) {
+    if (facts->cited_count == 0) {
         say(to, "no rank has stage %u, though stages run from 0 to %u.", (unsigned)facts->missing.stage,
-            schedule->stages - 1);
+            facts->stages - 1);
         return;
     }
-    uint32_t last = facts->actions[facts->action_count - 1];
-    const qe_action *action = &schedule->actions[last];
-    if (action->stage >= schedule->stages || action->microbatch >= schedule->microbatches) {
-        say(to, "%s is out of range: found %u, expected below %u.", placed(schedule, last, first), facts->found,
-            facts->expected);
+    const qe_cited *last = &facts->cited[facts->cited_count - 1];
+    if (last->action.stage >= facts->stages || last->action.microbatch >= facts->microbatches) {
+        say(to, "%s is out of range: found %llu, expected below %llu.", placed(last, first),
+            (unsigned long long)facts->found, (unsigned long long)facts->expected);
         return;
     }
-    say(to, "stage %u lives on one rank only: ", (unsigned)action->stage);
-    if (facts->action_count == 2) {
-        say(to, "%s is on rank %u, ", placed(schedule, facts->actions[0], second), facts->expected);
-    } else if (facts->expected < schedule->ranks) {
-        say(to, "that is rank %u, but ", facts->expected);
+    say(to, "stage %u lives on one rank only: ", (unsigned)last->action.stage);
+    if (facts->cited_count == 2) {
+        say(to, "%s is on rank %u, ", placed(&facts->cited[0], second), (unsigned)facts->expected);
+    } else if (facts->expected < facts->ranks) {
+        say(to, "that is rank %u, but ", (unsigned)facts->expected);
     }
-    say(to, "%s on rank %u.", placed(schedule, last, first), facts->found);
+    say(to, "%s on rank %u.", placed(last, first), (unsigned)facts->found);
 }
 
-static void say_duplicate(paragraph *to, const qe_counterexample *facts, const qe_schedule *schedule) {
+static void say_duplicate(paragraph *to, const qe_counterexample *facts) {
     char first[PLACED_BYTES], second[PLACED_BYTES];
-    uint8_t before = schedule->actions[facts->actions[0]].kind, repeated = schedule->actions[facts->actions[1]].kind;
-    say(to, "%s repeats %s", placed(schedule, facts->actions[1], first), placed(schedule, facts->actions[0], second));
+    uint8_t before = facts->cited[0].action.kind, repeated = facts->cited[1].action.kind;
+    say(to, "%s repeats %s", placed(&facts->cited[1], first), placed(&facts->cited[0], second));
     say(to, before == repeated ? "; every action is due once." : "; B already consists of I and W.");
 }
 
@@ -76,41 +76,80 @@ static void say_missing(paragraph *to, const qe_counterexample *facts) {
     say(to, "; every stage takes every microbatch once.");
 }
 
-static void say_order(paragraph *to, const qe_counterexample *facts, const qe_schedule *schedule) {
-    char early[PLACED_BYTES], needed[PLACED_BYTES];
-    say(to, "%s needs %s, which comes after it on the same rank.", placed(schedule, facts->actions[0], early),
-        placed(schedule, facts->actions[1], needed));
+/* A sentence about two actions; each %s is one of them. */
+static void say_two(paragraph *to, const qe_counterexample *facts, const char *between, const char *end) {
+    char first[PLACED_BYTES], second[PLACED_BYTES];
+    say(to, "%s%s%s%s", placed(&facts->cited[0], first), between, placed(&facts->cited[1], second), end);
 }
 
-/* Within a row an action waits for an earlier one; across rows, for a neighbouring stage's result. A neighbouring
- * stage may stand in the same row: what comes later there can only be waited for because of its result. */
-static int waits_by_row(const qe_schedule *schedule, uint32_t waiting, uint32_t waited_for) {
-    return waited_for < waiting &&
-           qe_schedule_action_rank(schedule, waiting) == qe_schedule_action_rank(schedule, waited_for);
-}
-
-static void say_cycle(paragraph *to, const qe_counterexample *facts, const qe_schedule *schedule) {
+static void say_memory(paragraph *to, const qe_counterexample *facts) {
     char text[PLACED_BYTES];
-    say(to, "%u actions wait for each other, and %u never run. ", facts->action_count, facts->found);
-    say(to, "%s", placed(schedule, facts->actions[0], text));
-    for (uint32_t i = 0; i < facts->action_count; i++) {
-        uint32_t waiting = facts->actions[i], waited_for = facts->actions[(i + 1) % facts->action_count];
-        say(to, waits_by_row(schedule, waiting, waited_for) ? " comes after " : " needs the result of ");
-        say(to, "%s", placed(schedule, waited_for, text));
-        say(to, i + 1 == facts->action_count ? "." : ", which");
+    const qe_cited *last = &facts->cited[facts->cited_count - 1];
+    say(to, "rank %u may keep %llu forwards at once, and %s is one more. Kept are", last->rank,
+        (unsigned long long)facts->expected, placed(last, text));
+    for (uint32_t i = 0; i < facts->cited_count; i++) {
+        char name[32];
+        if (facts->cited_count > KEPT_NAMED && i == KEPT_NAMED / 2) {
+            i = facts->cited_count - KEPT_NAMED / 2;
+            say(to, ", ...");
+        }
+        (void)qe_action_text(&facts->cited[i].action, name, sizeof name);
+        say(to, "%s %s", i == 0 ? "" : ",", name);
+    }
+    say(to, ".");
+}
+
+static const char *part_of(const qe_cited *cited) {
+    return cited->part == QE_PART_SEND ? "the send of " : cited->part == QE_PART_RECEIVE ? "the receive for " : "";
+}
+
+static const char *wait_of(const qe_cited *waiting, const qe_cited *waited_for) {
+    int message = waited_for->part != QE_PART_RUN;
+    switch ((qe_wait)waiting->wait) {
+    case QE_WAIT_ROW: return " comes after ";
+    case QE_WAIT_RESULT: return message ? " needs " : " needs the result of ";
+    case QE_WAIT_PAIR: return message ? " overlaps with an action that needs " :
+                                        " overlaps with an action that needs the result of ";
+    case QE_WAIT_SEND: return " leaves after ";
+    case QE_WAIT_QUEUE: return " stands on its communicator behind ";
+    case QE_WAIT_BATCH: return " follows a batch with ";
+    case QE_WAIT_POST: return " meets a receive that is posted after ";
+    case QE_WAIT_BUFFER: return " needs a buffer that is free after ";
+    default: return " waits for "; /* the caller's structure */
     }
 }
 
-int qe_counterexample_text(const qe_counterexample *counterexample, const qe_schedule *schedule, char *text,
-                           size_t capacity) {
+static void say_cycle(paragraph *to, const qe_counterexample *facts) {
+    char text[PLACED_BYTES];
+    const char *what = "actions";
+    for (uint32_t i = 0; i < facts->cited_count; i++) {
+        if (facts->cited[i].part != QE_PART_RUN) what = "actions and messages";
+    }
+    say(to, "%u %s wait for each other, and %llu %snever run. ", facts->cited_count, what,
+        (unsigned long long)facts->found, what[7] == '\0' ? "" : "actions ");
+    say(to, "%s%s", part_of(&facts->cited[0]), placed(&facts->cited[0], text));
+    for (uint32_t i = 0; i < facts->cited_count; i++) {
+        const qe_cited *waiting = &facts->cited[i], *waited_for = &facts->cited[(i + 1) % facts->cited_count];
+        say(to, "%s%s%s", wait_of(waiting, waited_for), part_of(waited_for), placed(waited_for, text));
+        say(to, i + 1 == facts->cited_count ? "." : ", which");
+    }
+}
+
+int qe_counterexample_text(const qe_counterexample *facts, char *text, size_t capacity) {
     paragraph to = {.text = text, .capacity = capacity};
-    say(&to, "%s: ", qe_rule_id(counterexample->rule));
-    switch (counterexample->rule) {
-    case QE_RULE_SCHEDULE_PLACE: say_place(&to, counterexample, schedule); break;
-    case QE_RULE_SCHEDULE_DUPLICATE: say_duplicate(&to, counterexample, schedule); break;
-    case QE_RULE_SCHEDULE_MISSING: say_missing(&to, counterexample); break;
-    case QE_RULE_SCHEDULE_ORDER: say_order(&to, counterexample, schedule); break;
-    case QE_RULE_SCHEDULE_CYCLE: say_cycle(&to, counterexample, schedule); break;
+    say(&to, "%s: ", qe_rule_id(facts->rule));
+    switch (facts->rule) {
+    case QE_RULE_SCHEDULE_PLACE: say_place(&to, facts); break;
+    case QE_RULE_SCHEDULE_DUPLICATE: say_duplicate(&to, facts); break;
+    case QE_RULE_SCHEDULE_MISSING: say_missing(&to, facts); break;
+    case QE_RULE_SCHEDULE_ORDER:
+        say_two(&to, facts, " needs ", ", which comes after it on the same rank.");
+        break;
+    case QE_RULE_SCHEDULE_CYCLE: say_cycle(&to, facts); break;
+    case QE_RULE_SCHEDULE_MEMORY: say_memory(&to, facts); break;
+    case QE_RULE_SCALE_BUSY: say_two(&to, facts, " folds the stage's scales, and ", " still uses them."); break;
+    case QE_RULE_CACHE_EMPTY: say_two(&to, facts, " uses the stage's weight cache before ", " fills it."); break;
+    case QE_RULE_GRAD_ORDER: say_two(&to, facts, " adds its gradient before ", ", of an earlier microbatch."); break;
     default: say(&to, "not a counterexample."); break; /* the caller's structure was never filled */
     }
     return (int)to.length;

@@ -163,7 +163,14 @@ static qe_status check_request(const generator *order, const qe_schedule_request
     QE_TRY(check_filling(order, request->ranks, request->microbatches, error_out));
     QE_TRY(check_rounds(order, request->ranks, request->microbatches, error_out));
     QE_TRY(check_both_ways(order, request->ranks, request->microbatches, error_out));
-    QE_TRY(check_twice(order, request->ranks, request->microbatches, error_out));
+    return check_twice(order, request->ranks, request->microbatches, error_out);
+}
+
+qe_status qe_schedule_request_check(const qe_schedule_request *request, qe_error *error_out) {
+    return check_request(find_generator(request->name), request, error_out);
+}
+
+static qe_status check_stored(const generator *order, const qe_schedule_request *request, qe_error *error_out) {
     uint64_t actions = count_actions(order, request);
     if (actions > QE_SCHEDULE_ACTIONS_MAX) {
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use fewer microbatches, chunks or ranks",
@@ -197,6 +204,7 @@ static qe_status put_actions(const generator *order, const qe_schedule_request *
 qe_status qe_schedule_generate(const qe_schedule_request *request, qe_schedule *schedule_out, qe_error *error_out) {
     const generator *order = find_generator(request->name);
     QE_TRY(check_request(order, request, error_out));
+    QE_TRY(check_stored(order, request, error_out));
     qe_schedule schedule = {.ranks = request->ranks,
                             .stages = request->ranks * request->chunks,
                             .microbatches = request->microbatches,

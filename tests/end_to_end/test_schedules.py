@@ -39,6 +39,43 @@ class Schedules(Case):
         self.assertEqual(done.returncode, CONTRACT)
         self.assertIn("schedule.cycle: 4 actions wait for each other", done.stdout)
 
+    def test_a_transport_decides_whether_an_order_can_run(self):
+        sizes = ("1f1b", "--ranks", "4", "--microbatches", "8")
+        self.assertTrue(self.document("check", *sizes)["certified"])
+        answer = self.document("check", *sizes, "--communicators", "one", status=CONTRACT)
+        self.assertEqual((answer["rules"]["communicators"], answer["rules"]["capacity"]), ("one", 0))
+        facts = answer["counterexample"]
+        self.assertEqual(facts["rule"], "schedule.cycle")
+        self.assertEqual([(at["action"], at["part"], at["waits"]) for at in facts["actions"]],
+                         [("0F3", "send", "queue"), ("1B0", "send", "queue")])
+        self.assertTrue(self.document("check", *sizes, "--communicators", "one", "--sends", "batched")["certified"])
+        self.assertTrue(self.document("check", *sizes, "--communicators", "one", "--capacity", "1")["certified"])
+        self.assertEqual(self.document("check", *sizes, "--buffers")["least_capacity"], 1)
+
+    def test_memory_folds_fills_and_gradient_order_are_part_of_the_certificate(self):
+        sizes = ("--ranks", "4", "--microbatches", "8")
+        self.assertTrue(self.document("check", "zbh1", *sizes, "--memory-limit", "4")["certified"])
+        facts = self.document("check", "zbh1", *sizes, "--memory-limit", "3.9", status=CONTRACT)["counterexample"]
+        self.assertEqual((facts["rule"], facts["expected"], facts["found"]), ("schedule.memory", 3, 4))
+        self.assertEqual([at["action"] for at in facts["actions"]], ["0F0", "0F1", "0F2", "0F3"])
+        facts = self.document("check", "zbh1", *sizes, "--fold", "last-microbatch", status=CONTRACT)["counterexample"]
+        self.assertEqual((facts["rule"], [at["action"] for at in facts["actions"]]), ("scale.busy", ["0I7", "0W7"]))
+        self.assertEqual(self.document("check", "looped-bfs")["gradient_order"], "own")
+        facts = self.document("check", "looped-bfs", "--gradients", "ascending", status=CONTRACT)["counterexample"]
+        self.assertEqual((facts["rule"], facts["actions"][0]["action"]), ("grad.order", "4B7"))
+        self.write("late.csv", "0F1,0F0,0B1,0B0\n")
+        facts = self.document("check", "late.csv", "--fill", "first-microbatch", status=CONTRACT)["counterexample"]
+        self.assertEqual((facts["rule"], [at["action"] for at in facts["actions"]]), ("cache.empty", ["0F1", "0F0"]))
+        self.refuse(USAGE, ["--sends", "single or batched", "both"], "check", "1f1b", "--sends", "both")
+        self.refuse(USAGE, ["--memory-limit", "-1"], "check", "1f1b", "--memory-limit=-1")
+
+    def test_large_schedules_are_certified_in_little_time_and_memory(self):
+        for name in ("1f1b", "zbh1"):
+            answer = self.document("check", name, "--ranks", "1024", "--microbatches", "4096")
+            self.assertTrue(answer["certified"] and answer["streamed"])
+            self.assertLess(answer["check_s"], 15)
+            self.assertLess(answer["peak_memory_bytes"], 2 << 30)
+
     def test_what_a_file_lacks_at_its_end_is_missing_when_it_is_due(self):
         self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "4", "-o", "orders.csv")
         facts = self.document("check", "orders.csv", "--microbatches", "5", status=CONTRACT)["counterexample"]
