@@ -353,6 +353,60 @@ static void every_single_mutation_of_the_transfers_gets_the_right_verdict(void *
     assert_true(count > 500);
 }
 
+/* Rows of cells that each mean something, in any order, from a fixed seed: taken or refused with a place, never worse;
+ * and what is taken and valid gets transfers that are taken again. */
+static void random_rows_of_good_cells_never_do_harm(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"F",      "F",       "I",       "W",           "B",      "B",      "SEND_F",
+                                        "RECV_F", "UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_B", "RECV_B", "F"};
+    uint64_t seed = 20241130;
+    uint32_t taken = 0, refused = 0, valid = 0;
+    for (int round = 0; round < 30000; round++) {
+        char text[512];
+        size_t at = 0;
+        for (int cell = 0; cell < 2 + round % 9; cell++) {
+            uint64_t dice[6];
+            for (size_t i = 0; i < 6; i++) {
+                seed = seed * 6364136223846793005U + 1442695040888963407U;
+                dice[i] = seed >> 33;
+            }
+            unsigned stage = (unsigned)(dice[0] % (round % 2 ? 2 : 3));
+            unsigned microbatch = (unsigned)(round % 2 ? 0 : dice[1] % 2);
+            const char *end = dice[2] % 5 == 0 ? "\n" : ",";
+            const char *kind = kinds[dice[3] % (round % 2 ? 5 : sizeof kinds / sizeof kinds[0])];
+            if (dice[4] % 6 == 0) {
+                at += (size_t)snprintf(text + at, sizeof text - at, "(%uF%u;%u%c%u)OVERLAP_F_B%s", stage, microbatch,
+                                       (unsigned)(dice[5] % 3), dice[5] % 2 ? 'B' : 'I', 1 - microbatch, end);
+            } else {
+                at += (size_t)snprintf(text + at, sizeof text - at, "%u%s%u%s", stage, kind, microbatch, end);
+            }
+        }
+        qe_schedule schedule = {0};
+        qe_error error = {0};
+        qe_status status = read_bytes(text, at, &schedule, &error);
+        if (status != QE_OK) {
+            refused++;
+            assert_true(status == QE_ERROR_FORMAT || status == QE_CONTRACT);
+            assert_true(error.line > 0);
+            continue;
+        }
+        taken++;
+        FILE *file = tmpfile();
+        assert_non_null(file);
+        if (qe_schedule_write_csv_comms(&schedule, file, NULL) == QE_OK) {
+            qe_schedule back;
+            rewind(file);
+            assert_int_equal(qe_schedule_read_csv(file, "back.csv", &back, NULL), QE_OK);
+            qe_schedule_deinit(&back);
+            valid++;
+        }
+        (void)fclose(file);
+        qe_schedule_deinit(&schedule);
+    }
+    print_message("%u taken, %u of them valid, %u refused\n", taken, valid, refused);
+    assert_true(valid > 20 && refused > 1000);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_communication_is_that_of_pytorch),
@@ -362,6 +416,7 @@ int main(void) {
         cmocka_unit_test(a_move_that_cannot_be_is_named_with_place_rule_and_reason),
         cmocka_unit_test(what_is_wrong_without_its_moves_is_left_to_the_check),
         cmocka_unit_test(every_single_mutation_of_the_transfers_gets_the_right_verdict),
+        cmocka_unit_test(random_rows_of_good_cells_never_do_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
