@@ -21,6 +21,9 @@ typedef struct qe_memory_ops {
     /* Zeroed, aligned to QE_ALIGN_BYTES. Before the first step only. Capture: forbidden. */
     qe_status (*alloc)(qe_device *device, size_t bytes, void **address_out, qe_error *error_out);
     void (*release)(qe_device *device, void *address);
+    /* Zeroed memory of the host that ops of this device may copy from and to (page-locked where that matters). */
+    qe_status (*host_alloc)(qe_device *device, size_t bytes, void **address_out, qe_error *error_out);
+    void (*host_release)(qe_device *device, void *address);
     /* Host <-> device, returns when done. Thread: any; the caller orders it. Capture: forbidden. */
     qe_status (*write)(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out);
     qe_status (*read)(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out);
@@ -95,6 +98,7 @@ typedef struct qe_range {
 typedef struct qe_backend {
     size_t size;
     const char *name;     /* "host" */
+    qe_numerics numerics; /* what the model is to be laid out for */
     /* Opens one device for one rank. */
     qe_status (*open)(qe_device **device_out, qe_error *error_out);
     void (*close)(qe_device *device);
@@ -105,6 +109,10 @@ typedef struct qe_backend {
     const qe_graph_ops *graph;
     /* Runs one op on the calling thread, now. Tests and the baseline of benchmarks. */
     qe_status (*run)(qe_device *device, const qe_op *op, qe_error *error_out);
+    /* Gets ready to run an op like this one: chooses an algorithm, builds what it needs, grows workspace. Called when
+     * an op is bound; running an op that was not prepared may do so then, but not while it is recorded.
+     * On failure: QE_ERROR_UNSUPPORTED, in words, for shapes that the device cannot compute. Capture: forbidden. */
+    qe_status (*prepare)(qe_device *device, const qe_op *op, qe_error *error_out);
     /* Says what the op at this address may touch, in place of what was said before; called when an op is bound. No
      * ranges: the op, or memory of the host that it named, is gone. A backend that does not look (all but `check`)
      * returns QE_OK. Owns: copies the ranges. Capture: forbidden. */

@@ -17,6 +17,9 @@ typedef struct qe_model_config {
     uint32_t sequence;   /* tokens of one sequence */
     uint32_t sequences;  /* sequences of one microbatch */
     float rope_theta, norm_epsilon;
+    qe_numerics numerics;        /* of the backend that will run it (qe_backend.numerics); zeros: the host's */
+    uint8_t accumulation[3];     /* qe_accumulation of forward, input-gradient and weight-gradient products */
+    uint8_t attention_any_order; /* 1: attention's sums may be made in any order (faster, not reproducible) */
 } qe_model_config;
 
 typedef struct qe_model qe_model;

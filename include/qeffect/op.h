@@ -1,6 +1,9 @@
 /* op.h - every op a backend can run, with its arguments. Pointers are device pointers of the backend that runs it
  * (host pointers for `host`). Matrices are row-major and dense unless a stride is given. T = tokens of one microbatch
- * (sequences * sequence_length). Arithmetic and accumulation order: docs/numerics.md. */
+ * (sequences * sequence_length). Arithmetic and accumulation order: docs/numerics.md.
+ *
+ * An *activation* (`void *`) holds elements of the backend's activation format (qe_numerics). An *operand* is what a
+ * matrix product takes; how it lies in memory is the backend's choice too. */
 #ifndef QEFFECT_OP_H
 #define QEFFECT_OP_H
 
@@ -25,26 +28,52 @@ typedef enum qe_blocking {
     QE_BLOCKING_TILE    /* 128x128: [ceil(rows/128)][ceil(columns/128)] */
 } qe_blocking;
 
-/* A quantized matrix. Codes and inverse scales are one unit: they are made together and retained together. */
+/* A matrix that a product takes. Codes and inverse scales are one unit: they are made together and retained
+ * together. */
 typedef struct qe_qtensor {
-    void *codes;       /* [rows, columns] elements of `format` */
-    float *scale_inv;  /* see qe_blocking; NULL for bf16 and fp32 */
-    uint32_t rows, columns;
-    uint8_t format;    /* qe_format */
-    uint8_t blocking;  /* qe_blocking */
-    uint8_t reserved[6];
+    void *codes;        /* [rows, columns] elements of `format`; [columns, rows] where `transposed` */
+    float *scale_inv;   /* see qe_blocking; NULL for bf16 and fp32 */
+    uint32_t rows, columns; /* of the matrix, not of its transpose */
+    uint8_t format;     /* qe_format */
+    uint8_t blocking;   /* qe_blocking */
+    uint8_t transposed; /* 1: lies as its transpose */
+    uint8_t reserved[5];
 } qe_qtensor;
 
-/* How a tensor is quantized. `decoded` receives the values that the forward or input-gradient product uses (row
- * blocking under QE_RECIPE_BLOCK); `retained` what the weight gradient uses later (column blocking under
- * QE_RECIPE_BLOCK, else the same codes). */
+/* What a backend computes with; the model lays out its memory by it. */
+typedef enum qe_operands {
+    QE_OPERANDS_DECODED, /* products take fp32 values that were rounded to the recipe's format (host) */
+    QE_OPERANDS_CODES    /* products take the codes themselves: E4M3 and E5M2 by rows and transposed; bf16 values where
+                            block scaling was undone (exactly: its scales are powers of two) (cuda) */
+} qe_operands;
+
+typedef struct qe_numerics {
+    uint8_t activation; /* qe_format of activations: fp32 or bf16 */
+    uint8_t operands;   /* qe_operands */
+} qe_numerics;
+
+/* How a product of 8-bit codes adds up. Wider operands always accumulate in fp32. */
+typedef enum qe_accumulation {
+    QE_ACCUMULATE_FAST, /* in the matrix unit alone */
+    QE_ACCUMULATE_SPLIT /* partial sums are promoted to fp32 registers */
+} qe_accumulation;
+
+/* How a tensor is quantized. `operand` receives what the forward or input-gradient product takes (row blocking under
+ * QE_RECIPE_BLOCK); `retained` what the weight gradient takes later (column blocking under QE_RECIPE_BLOCK, else the
+ * same values). For a weight, `retained` is what the input gradient takes.
+ *
+ *  operands | recipe          | operand                              | retained
+ *  decoded  | any             | fp32 values                          | codes and inverse scales
+ *  codes    | delayed current | codes, inverse scale                 | codes transposed, the same inverse scale
+ *  codes    | block           | bf16 values                          | codes and inverse scales; weights: nothing
+ *  codes    | bf16 fp32       | values                               | the same values; weights: nothing */
 typedef struct qe_quantize_target {
     uint8_t recipe;      /* qe_recipe_kind */
     uint8_t format;      /* qe_format of the codes */
     uint8_t reserved[6];
     const float *scale;  /* delayed: the current scale; else NULL */
     float *amax;         /* delayed: raised to the largest |x|; NULL: not recorded (evaluation, other recipes) */
-    float *decoded;      /* [rows, columns] fp32; may be NULL */
+    qe_qtensor operand;  /* codes may be NULL: only `retained` is made */
     qe_qtensor retained; /* codes may be NULL: nothing is retained */
 } qe_quantize_target;
 
@@ -53,7 +82,7 @@ typedef enum qe_op_kind {
     QE_OP_EMBED_BACKWARD,     /* grad[token[t]] (+)= dy[t], tokens in order */
     QE_OP_NORM,               /* RMSNorm, not quantized */
     QE_OP_NORM_QUANTIZE,      /* RMSNorm, then quantized */
-    QE_OP_NORM_BACKWARD,      /* dx = residual + norm', deposit of the gain's gradient */
+    QE_OP_NORM_BACKWARD,      /* dx = residual + norm', deposit of the gain's gradient; dx may be quantized too */
     QE_OP_QUANTIZE,
     QE_OP_QUANTIZE_WEIGHT,    /* fills a cache: codes and decoded layout; tile blocking under QE_RECIPE_BLOCK */
     QE_OP_LINEAR,             /* y = x w' (+ residual) */
@@ -81,13 +110,13 @@ typedef enum qe_op_kind {
 typedef struct qe_args_embed {
     const int32_t *tokens; /* [T], each in 0..vocab-1 */
     const float *table;    /* [vocab, hidden] */
-    float *y;              /* [T, hidden] */
+    void *y;               /* [T, hidden] activation */
     uint32_t tokens_count, hidden;
 } qe_args_embed;
 
 typedef struct qe_args_embed_backward {
     const int32_t *tokens; /* [T] */
-    const float *dy;       /* [T, hidden] */
+    const void *dy;        /* [T, hidden] activation */
     float *grad;           /* [vocab, hidden] */
     uint32_t tokens_count, hidden, vocab;
     uint8_t set;           /* 1: grad is zeroed first; 0: adds */
@@ -95,31 +124,36 @@ typedef struct qe_args_embed_backward {
 } qe_args_embed_backward;
 
 typedef struct qe_args_norm { /* QE_OP_NORM and QE_OP_NORM_QUANTIZE */
-    const float *x;     /* [T, hidden] */
+    const void *x;      /* [T, hidden] activation */
     const float *gain;  /* [hidden] */
     float *rstd;        /* [T] 1/sqrt(mean(x^2) + epsilon), retained */
-    float *y;           /* QE_OP_NORM: [T, hidden]; else NULL */
-    qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden; `decoded` is set */
+    void *y;            /* QE_OP_NORM: [T, hidden] activation; else NULL */
+    qe_quantize_target target; /* QE_OP_NORM_QUANTIZE: rows T, columns hidden; `operand` is set */
     float epsilon;
     uint32_t rows, hidden;
     uint8_t reserved[4];
 } qe_args_norm;
 
+/* Floats of scratch for the partial sums of a gain's gradient. */
+enum { QE_GAIN_PARTIALS = 512 }; /* sums over rows r, r + 512, ... are made apart, then added in order */
+
 typedef struct qe_args_norm_backward {
-    const float *dy;       /* [T, hidden] gradient of the norm's output */
-    const float *x;        /* [T, hidden] the norm's input */
-    const float *rstd;     /* [T] */
-    const float *gain;     /* [hidden] */
-    const float *residual; /* [T, hidden] gradient that goes around the norm, added; may be NULL; may equal dx */
-    float *dx;             /* [T, hidden] */
-    float *gain_grad;      /* [hidden]: sum over rows in order, then set or added; NULL: skipped */
+    const void *dy;       /* [T, hidden] gradient of the norm's output */
+    const void *x;        /* [T, hidden] the norm's input */
+    const float *rstd;    /* [T] */
+    const float *gain;    /* [hidden] */
+    const void *residual; /* [T, hidden] gradient that goes around the norm, added; may be NULL; may equal dx */
+    void *dx;             /* [T, hidden] */
+    float *gain_grad;     /* [hidden]: sum over rows, then set or added; NULL: skipped */
+    float *partials;      /* scratch [QE_GAIN_PARTIALS, hidden]; only with operands `codes` */
     uint32_t rows, hidden;
     uint8_t set;
     uint8_t reserved[7];
+    qe_quantize_target target; /* of dx, as QE_OP_QUANTIZE; neither operand nor retained codes: not quantized */
 } qe_args_norm_backward;
 
 typedef struct qe_args_quantize { /* QE_OP_QUANTIZE */
-    const float *x; /* [rows, columns] */
+    const void *x; /* [rows, columns] activation */
     uint32_t rows, columns;
     qe_quantize_target target;
 } qe_args_quantize;
@@ -127,42 +161,45 @@ typedef struct qe_args_quantize { /* QE_OP_QUANTIZE */
 typedef struct qe_args_quantize_weight {
     const float *w;  /* [rows, columns] master */
     uint32_t rows, columns;
-    qe_quantize_target target; /* retained: the cache's codes (tile blocking under block); decoded: its fp32 layout */
+    qe_quantize_target target; /* retained: the cache's codes (tile blocking under block); operand: see the table */
     /* The key travels with the bytes: weight version, then scale epoch (0 without a scale). NULL: not kept. */
     const uint64_t *weight_witness, *scale_epoch;
     uint64_t *key; /* [2] */
 } qe_args_quantize_weight;
 
 typedef struct qe_args_linear {
-    const float *x;        /* [rows, in] decoded */
-    const float *w;        /* [out, in] decoded */
-    const float *residual; /* [rows, out], added (beta = 1 onto a copy in y); NULL: none */
-    float *y;              /* [rows, out] */
+    qe_qtensor x;         /* [rows, in] */
+    qe_qtensor w;         /* [out, in] */
+    const void *residual; /* [rows, out] activation, added (beta = 1 onto a copy in y); NULL: none */
+    void *y;              /* [rows, out] activation */
     uint32_t rows, in, out;
-    uint8_t reserved[4];
+    uint8_t accumulation; /* qe_accumulation */
+    uint8_t reserved[3];
 } qe_args_linear;
 
 typedef struct qe_args_linear_input_grad {
-    const float *dy; /* [rows, out] decoded */
-    const float *w;  /* [out, in] decoded */
-    float *dx;       /* [rows, in] */
+    qe_qtensor dy;        /* [rows, out] */
+    qe_qtensor w;         /* [out, in]; transposed where its format is 8 bits wide */
+    void *dx;             /* [rows, in] activation */
     uint32_t rows, in, out;
-    uint8_t reserved[4];
+    uint8_t accumulation;
+    uint8_t reserved[3];
 } qe_args_linear_input_grad;
 
 typedef struct qe_args_linear_weight_grad {
-    qe_qtensor x;      /* [rows, in] retained */
-    qe_qtensor dy;     /* [rows, out] retained */
-    float *scratch_x;  /* [rows, in] */
-    float *scratch_dy; /* [rows, out] */
-    float *grad;       /* [out, in] fp32 main gradient */
+    qe_qtensor x;         /* [rows, in] retained */
+    qe_qtensor dy;        /* [rows, out] retained */
+    void *scratch_x;      /* [rows, in] where codes are decoded first: fp32 (decoded operands), bf16 (block) */
+    void *scratch_dy;     /* [rows, out] */
+    float *grad;          /* [out, in] fp32 main gradient */
     uint32_t rows, in, out;
-    uint8_t set;       /* 1: beta = 0; 0: beta = 1 */
-    uint8_t reserved[3];
+    uint8_t set;          /* 1: beta = 0; 0: beta = 1 */
+    uint8_t accumulation;
+    uint8_t reserved[2];
 } qe_args_linear_weight_grad;
 
 typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
-    float *qkv;          /* [T, (heads + 2 kv_heads) * head_dim]: q heads, k heads, v heads; q and k are rotated */
+    void *qkv;           /* activation [T, (heads + 2 kv_heads) * head_dim]: q, k, v heads; q and k are rotated */
     const float *cosine; /* [sequence, head_dim / 2] */
     const float *sine;   /* [sequence, head_dim / 2] */
     uint32_t rows, sequence, heads, kv_heads, head_dim; /* position of row t is t mod sequence; half-split form */
@@ -180,43 +217,47 @@ static inline uint64_t qe_attention_scratch_floats(uint64_t sequence, uint64_t h
 }
 
 typedef struct qe_args_attention {
-    const float *qkv; /* [T, (heads + 2 kv_heads) * head_dim], rotated */
-    float *out;       /* [T, heads * head_dim] */
+    const void *qkv;  /* activation [T, (heads + 2 kv_heads) * head_dim], rotated */
+    void *out;        /* activation [T, heads * head_dim] */
     float *lse;       /* [sequences, heads, sequence] log-sum-exp of the scaled scores, retained */
-    float *scratch;   /* [qe_attention_scratch_floats(sequence, head_dim)] */
+    void *scratch;    /* host: [qe_attention_scratch_floats(sequence, head_dim)] floats */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
-    uint8_t reserved[4];
+    uint8_t deterministic; /* 0: the backend may add up in any order */
+    uint8_t reserved[3];
 } qe_args_attention;
 
 typedef struct qe_args_attention_backward {
-    const float *qkv;  /* as forward */
+    const void *qkv;   /* as forward */
+    const void *out;   /* forward's result; NULL with decoded operands, where it is not needed */
     const float *lse;
-    const float *dout; /* [T, heads * head_dim] */
-    float *dqkv;       /* [T, (heads + 2 kv_heads) * head_dim] */
-    float *scratch;    /* as forward */
+    const void *dout;  /* activation [T, heads * head_dim] */
+    void *dqkv;        /* activation [T, (heads + 2 kv_heads) * head_dim] */
+    void *scratch;     /* as forward */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
-    uint8_t reserved[4];
+    uint8_t deterministic;
+    uint8_t reserved[3];
 } qe_args_attention_backward;
 
 typedef struct qe_args_swiglu {
-    const float *gate_up; /* [rows, 2 * ffn]: gate, then up */
+    const void *gate_up;    /* activation [rows, 2 * ffn]: gate, then up */
     uint32_t rows, ffn;
-    float *decoded_scratch; /* unused when target.decoded is set */
+    void *decoded_scratch;  /* host: fp32 [rows, ffn], unused when target.operand is set */
     qe_quantize_target target; /* [rows, ffn] */
 } qe_args_swiglu;
 
 typedef struct qe_args_swiglu_backward {
-    const float *gate_up; /* [rows, 2 * ffn] */
-    const float *dy;      /* [rows, ffn] */
-    float *dgate_up;      /* [rows, 2 * ffn] scratch, fp32 before rounding */
+    const void *gate_up; /* activation [rows, 2 * ffn] */
+    const void *dy;      /* activation [rows, ffn] */
+    void *dgate_up;      /* [rows, 2 * ffn] scratch, activation, before rounding; not written where one pass does all */
     uint32_t rows, ffn;
     qe_quantize_target target; /* [rows, 2 * ffn] */
 } qe_args_swiglu_backward;
 
 typedef struct qe_args_cross_entropy {
-    float *logits;          /* [T, vocab]; becomes dlogits * gradient_scale when `backward` */
+    void *logits;           /* activation [T, vocab]; becomes dlogits * gradient_scale when `backward` */
     const int32_t *targets; /* [T]; a negative target is not counted */
     double *loss;           /* [1] sum over rows of -log p(target), fp64, rows in order */
+    double *row_losses;     /* scratch [T]; only with operands `codes` */
     float gradient_scale;   /* 1 / tokens of the step */
     uint32_t rows, vocab;
     uint8_t backward;
@@ -229,10 +270,13 @@ typedef struct qe_args_copy {
     uint64_t bytes;
 } qe_args_copy;
 
+enum { QE_NORM_PARTIALS = 1024 };
+
 typedef struct qe_args_grad_norm {
     const float *grad;
     uint64_t count;
     double *sum; /* [1] sum of squares, fixed order that depends on `count` alone */
+    double *partials; /* scratch [QE_NORM_PARTIALS]; only with operands `codes` */
 } qe_args_grad_norm;
 
 /* What the first guard that fired saw; `fired` is 0 while none has. Lives in device memory. */
@@ -267,7 +311,7 @@ typedef struct qe_args_adamw {
     const float *grad;   /* [count] */
     float *moment1, *moment2;
     uint64_t count;
-    const qe_adamw *step; /* read when the op runs */
+    const qe_adamw *step; /* read when the op runs: device memory */
     uint8_t decay;        /* weight decay applies (matrices), or not (gains) */
     uint8_t reserved[7];
     uint64_t *witness;    /* version of the weight, +1; NULL: not kept */
@@ -275,10 +319,11 @@ typedef struct qe_args_adamw {
 } qe_args_adamw;
 
 typedef struct qe_args_fold {
-    qe_scale_state *const *states; /* [count] */
+    qe_scale_state *const *states; /* [count] host's table, of states on the device; read when the op is submitted, or
+                                      runs */
     uint32_t count;
     uint8_t reserved[4];
-    const qe_recipe *recipe;
+    const qe_recipe *recipe;     /* host's, read as the table is */
     const qe_guard_fault *fault; /* as for adamw */
 } qe_args_fold;
 
@@ -293,7 +338,7 @@ typedef struct qe_args_delay { /* host only */
     uint64_t *span_ns;   /* [2] the monotonic clock when it began and when it ended */
 } qe_args_delay;
 
-enum { QE_OP_RAW_WORDS = 14 }; /* the largest arguments fit: op_layout.c asserts it */
+enum { QE_OP_RAW_WORDS = 21 }; /* the largest arguments fit: op_layout.c asserts it */
 
 typedef union qe_op_args {
     uint64_t raw[QE_OP_RAW_WORDS]; /* first, so that an op made with designated initializers is 0 throughout */

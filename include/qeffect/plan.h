@@ -27,14 +27,17 @@ typedef enum qe_slot_kind {
 } qe_slot_kind;
 
 enum { QE_SCALE_X, QE_SCALE_W, QE_SCALE_DY, QE_SCALE_ROLES }; /* hidden scales of one linear */
-enum { QE_LAYOUT_CODES = 1, QE_LAYOUT_DECODED = 2 };          /* layouts of a weight cache */
+/* Layouts of a weight cache: what forward products take, and the codes (transposed ones, which input gradients take,
+ * where operands are codes). */
+enum { QE_LAYOUT_CODES = 1, QE_LAYOUT_OPERAND = 2 };
 
 /* A weight as the optimizer sees it: one master, one gradient, one pair of moments. A fused linear is one weight. */
 typedef struct qe_weight_info {
     char name[QE_NAME_BYTES];
     uint32_t rows, columns;   /* a gain is 1 x columns */
     uint32_t stage_layer;     /* index of the model layer it belongs to */
-    uint8_t quantized;        /* has a cache, and scales where they are delayed */
+    uint8_t quantized;        /* has a cache: a copy of its values as products take them */
+    uint8_t scaled;           /* has hidden scales where the recipe keeps them */
     uint8_t decay;            /* weight decay applies */
     uint8_t deposited_by;     /* QE_ACTION_I or QE_ACTION_W */
 } qe_weight_info;
@@ -56,10 +59,10 @@ typedef struct qe_slot_place {
 
 typedef struct qe_weight_place {
     float *master, *grad;                         /* [rows, columns] */
-    void *cache_codes;                            /* [rows, columns] */
-    float *cache_scale_inv, *cache_decoded;
+    void *cache_codes, *cache_operand;            /* [rows, columns] qe_quantize_target's retained and operand */
+    float *cache_scale_inv;
     uint64_t *witness;                     /* version, behind the master's values */
-    uint64_t *cache_key;                   /* [2] weight version and scale epoch, behind the decoded layout */
+    uint64_t *cache_key;                   /* [2] weight version and scale epoch, behind the operand */
     qe_scale_state *scale[QE_SCALE_ROLES];        /* delayed scaling only */
     uint32_t weight_object, grad_object, cache_object;
     uint32_t scale_object[QE_SCALE_ROLES];        /* QE_NONE unless delayed */
@@ -105,6 +108,7 @@ typedef struct qe_model_ops {
     uint64_t (*constant_bytes)(const void *model);
     void (*constant_fill)(const void *model, void *host_out); /* tables that never change, e.g. of RoPE */
     uint64_t (*cache_code_bytes)(const void *model, uint32_t weight);
+    uint64_t (*cache_operand_bytes)(const void *model, uint32_t weight);
     uint64_t (*cache_scale_count)(const void *model, uint32_t weight);
     uint32_t (*parameter_count)(const void *model);
     const qe_parameter *(*parameter)(const void *model, uint32_t index); /* sorted by name */

@@ -91,7 +91,7 @@ static qe_status time_quantize(workbench *bench, qe_bench_quantize *row, qe_form
                                                    .format = (uint8_t)format,
                                                    .scale = &scale,
                                                    .amax = &amax,
-                                                   .decoded = decode ? bench->b : NULL,
+                                                   .operand = {.codes = decode ? bench->b : NULL},
                                                    .retained = codes};
     double elements = (double)row->rows * row->columns, quantize_s, copy_s;
     kernel quantize = {bench, &op, 0}, copy = {bench, NULL, (size_t)elements * sizeof(float)};
@@ -132,10 +132,18 @@ static qe_status time_linear(workbench *bench, qe_bench_linear *linear, qe_error
     uint32_t rows = linear->rows, in = linear->in, out = linear->out;
     qe_op op[QE_BENCH_PRODUCTS] = {
         {.kind = QE_OP_LINEAR}, {.kind = QE_OP_LINEAR_INPUT_GRAD}, {.kind = QE_OP_LINEAR_WEIGHT_GRAD}};
-    op[0].args.linear =
-        (qe_args_linear){.x = bench->a, .w = bench->b, .y = bench->c, .rows = rows, .in = in, .out = out};
-    op[1].args.linear_input_grad =
-        (qe_args_linear_input_grad){.dy = bench->a, .w = bench->b, .dx = bench->c, .rows = rows, .in = in, .out = out};
+    op[0].args.linear = (qe_args_linear){.x = plain(bench->a, rows, in),
+                                         .w = plain(bench->b, out, in),
+                                         .y = bench->c,
+                                         .rows = rows,
+                                         .in = in,
+                                         .out = out};
+    op[1].args.linear_input_grad = (qe_args_linear_input_grad){.dy = plain(bench->a, rows, out),
+                                                               .w = plain(bench->b, out, in),
+                                                               .dx = bench->c,
+                                                               .rows = rows,
+                                                               .in = in,
+                                                               .out = out};
     op[2].args.linear_weight_grad = (qe_args_linear_weight_grad){.x = plain(bench->a, rows, in),
                                                                  .dy = plain(bench->b, rows, out),
                                                                  .scratch_x = bench->d,

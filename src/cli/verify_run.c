@@ -91,7 +91,7 @@ static qe_status zero_first_token(run *r, qe_error *error_out) {
 static uint32_t middle_linear(const qe_model *model) {
     const qe_model_ops *ops = qe_model_table();
     uint32_t count = ops->weight_count(model), weight = count / 2;
-    while (weight < count && !ops->weight(model, weight)->quantized) weight++;
+    while (weight < count && !ops->weight(model, weight)->scaled) weight++;
     QE_ASSERT(weight < count);
     return weight;
 }

@@ -7,12 +7,12 @@
 
 QE_STATIC_ASSERT(sizeof(qe_op_args) == QE_OP_RAW_WORDS * sizeof(uint64_t), "raw covers all arguments and no more");
 
-enum { ADDRESSES_MAX = 10 };
+enum { ADDRESSES_MAX = 14 };
 
 #define AT(args, field) (uint16_t)(offsetof(args, field) + 1) /* + 1: 0 ends a list */
+#define TENSOR(args, field) AT(args, field.codes), AT(args, field.scale_inv)
 #define TARGET(args)                                                                                  \
-    AT(args, target.scale), AT(args, target.amax), AT(args, target.decoded), AT(args, target.retained.codes), \
-        AT(args, target.retained.scale_inv)
+    AT(args, target.scale), AT(args, target.amax), TENSOR(args, target.operand), TENSOR(args, target.retained)
 
 static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
     [QE_OP_EMBED] = {AT(qe_args_embed, tokens), AT(qe_args_embed, table), AT(qe_args_embed, y)},
@@ -25,18 +25,17 @@ static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
     [QE_OP_NORM_BACKWARD] = {AT(qe_args_norm_backward, dy), AT(qe_args_norm_backward, x),
                              AT(qe_args_norm_backward, rstd), AT(qe_args_norm_backward, gain),
                              AT(qe_args_norm_backward, residual), AT(qe_args_norm_backward, dx),
-                             AT(qe_args_norm_backward, gain_grad)},
+                             AT(qe_args_norm_backward, gain_grad), AT(qe_args_norm_backward, partials),
+                             TARGET(qe_args_norm_backward)},
     [QE_OP_QUANTIZE] = {AT(qe_args_quantize, x), TARGET(qe_args_quantize)},
     [QE_OP_QUANTIZE_WEIGHT] = {AT(qe_args_quantize_weight, w), TARGET(qe_args_quantize_weight),
                                AT(qe_args_quantize_weight, weight_witness),
                                AT(qe_args_quantize_weight, scale_epoch), AT(qe_args_quantize_weight, key)},
-    [QE_OP_LINEAR] = {AT(qe_args_linear, x), AT(qe_args_linear, w), AT(qe_args_linear, residual),
+    [QE_OP_LINEAR] = {TENSOR(qe_args_linear, x), TENSOR(qe_args_linear, w), AT(qe_args_linear, residual),
                       AT(qe_args_linear, y)},
-    [QE_OP_LINEAR_INPUT_GRAD] = {AT(qe_args_linear_input_grad, dy), AT(qe_args_linear_input_grad, w),
+    [QE_OP_LINEAR_INPUT_GRAD] = {TENSOR(qe_args_linear_input_grad, dy), TENSOR(qe_args_linear_input_grad, w),
                                  AT(qe_args_linear_input_grad, dx)},
-    [QE_OP_LINEAR_WEIGHT_GRAD] = {AT(qe_args_linear_weight_grad, x.codes), AT(qe_args_linear_weight_grad, x.scale_inv),
-                                  AT(qe_args_linear_weight_grad, dy.codes),
-                                  AT(qe_args_linear_weight_grad, dy.scale_inv),
+    [QE_OP_LINEAR_WEIGHT_GRAD] = {TENSOR(qe_args_linear_weight_grad, x), TENSOR(qe_args_linear_weight_grad, dy),
                                   AT(qe_args_linear_weight_grad, scratch_x), AT(qe_args_linear_weight_grad, scratch_dy),
                                   AT(qe_args_linear_weight_grad, grad)},
     [QE_OP_ROPE] = {AT(qe_args_rope, qkv), AT(qe_args_rope, cosine), AT(qe_args_rope, sine), TARGET(qe_args_rope)},
@@ -44,7 +43,8 @@ static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
                                       TARGET(qe_args_rope)},
     [QE_OP_ATTENTION] = {AT(qe_args_attention, qkv), AT(qe_args_attention, out), AT(qe_args_attention, lse),
                          AT(qe_args_attention, scratch)},
-    [QE_OP_ATTENTION_BACKWARD] = {AT(qe_args_attention_backward, qkv), AT(qe_args_attention_backward, lse),
+    [QE_OP_ATTENTION_BACKWARD] = {AT(qe_args_attention_backward, qkv), AT(qe_args_attention_backward, out),
+                                  AT(qe_args_attention_backward, lse),
                                   AT(qe_args_attention_backward, dout), AT(qe_args_attention_backward, dqkv),
                                   AT(qe_args_attention_backward, scratch)},
     [QE_OP_SWIGLU_QUANTIZE] = {AT(qe_args_swiglu, gate_up), AT(qe_args_swiglu, decoded_scratch),
@@ -52,9 +52,10 @@ static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
     [QE_OP_SWIGLU_BACKWARD_QUANTIZE] = {AT(qe_args_swiglu_backward, gate_up), AT(qe_args_swiglu_backward, dy),
                                         AT(qe_args_swiglu_backward, dgate_up), TARGET(qe_args_swiglu_backward)},
     [QE_OP_CROSS_ENTROPY] = {AT(qe_args_cross_entropy, logits), AT(qe_args_cross_entropy, targets),
-                             AT(qe_args_cross_entropy, loss)},
+                             AT(qe_args_cross_entropy, loss), AT(qe_args_cross_entropy, row_losses)},
     [QE_OP_COPY] = {AT(qe_args_copy, from), AT(qe_args_copy, to)},
-    [QE_OP_GRAD_NORM] = {AT(qe_args_grad_norm, grad), AT(qe_args_grad_norm, sum)},
+    [QE_OP_GRAD_NORM] = {AT(qe_args_grad_norm, grad), AT(qe_args_grad_norm, sum),
+                         AT(qe_args_grad_norm, partials)},
     [QE_OP_ADAMW] = {AT(qe_args_adamw, weight), AT(qe_args_adamw, grad), AT(qe_args_adamw, moment1),
                      AT(qe_args_adamw, moment2), AT(qe_args_adamw, step), AT(qe_args_adamw, witness),
                      AT(qe_args_adamw, fault)},

@@ -38,6 +38,19 @@ uint32_t qe_linear_out(const qe_model *model, int linear) {
     }
 }
 
+uint64_t qe_activation_bytes(const qe_model *model, uint64_t rows, uint64_t columns) {
+    return rows * columns * (model->config.numerics.activation == QE_FORMAT_BF16 ? 2 : sizeof(float));
+}
+
+int qe_model_takes_codes(const qe_model *model) {
+    return model->config.numerics.operands == QE_OPERANDS_CODES;
+}
+
+int qe_model_takes_fp8(const qe_model *model) {
+    return qe_model_takes_codes(model) &&
+           (model->recipe.kind == QE_RECIPE_DELAYED || model->recipe.kind == QE_RECIPE_CURRENT);
+}
+
 static uint32_t widest(const qe_model *model) {
     uint32_t most = model->config.hidden;
     for (int linear = 0; linear < QE_LINEARS; linear++) {
@@ -47,31 +60,51 @@ static uint32_t widest(const qe_model *model) {
     return most;
 }
 
+/* The largest of: partial sums of a gain's gradient, of a gradient's norm, and the losses of rows. */
+static uint64_t partial_bytes(const qe_model *model) {
+    if (!qe_model_takes_codes(model)) return 0;
+    uint64_t bytes = floats(QE_GAIN_PARTIALS, model->config.hidden);
+    if (bytes < QE_NORM_PARTIALS * sizeof(double)) bytes = QE_NORM_PARTIALS * sizeof(double);
+    return bytes < model->tokens * sizeof(double) ? model->tokens * sizeof(double) : bytes;
+}
+
+static uint64_t attention_scratch_bytes(const qe_model *model) {
+    if (qe_model_takes_codes(model)) return 0; /* the backend's own */
+    return qe_attention_scratch_floats(model->config.sequence, model->head_dim) * sizeof(float);
+}
+
 qe_work_layout qe_work_layout_of(const qe_model *model) {
     qe_work_layout work = {0};
-    uint64_t wide = floats(model->tokens, widest(model));
-    uint64_t residual = floats(model->tokens, model->config.hidden);
-    work.decoded = take(&work.bytes, wide);
-    work.decoded_dy = take(&work.bytes, wide);
+    uint64_t values = (uint64_t)model->tokens * widest(model);
+    uint64_t wide = qe_activation_bytes(model, model->tokens, widest(model));
+    uint64_t residual = qe_activation_bytes(model, model->tokens, model->config.hidden);
+    work.partials = take(&work.bytes, partial_bytes(model)); /* first: the step's own sums use the beginning too */
+    work.operand = take(&work.bytes, values * qe_format_bytes(qe_model_operand_format(model, 0)));
+    work.operand_dy =
+        take(&work.bytes, qe_model_takes_fp8(model) ? 0 : values * qe_format_bytes(qe_model_operand_format(model, 1)));
+    work.operand_scale = take(&work.bytes, sizeof(float));
     work.product = take(&work.bytes, wide);
     work.product_wide = take(&work.bytes, wide);
     work.grad[0] = take(&work.bytes, residual);
     work.grad[1] = take(&work.bytes, residual);
-    work.attention =
-        take(&work.bytes, qe_attention_scratch_floats(model->config.sequence, model->head_dim) * sizeof(float));
+    work.attention = take(&work.bytes, attention_scratch_bytes(model));
     return work;
 }
 
 qe_saved_layout qe_saved_layout_of(const qe_model *model, uint64_t begin, int with_input) {
     const qe_model_config *c = &model->config;
+    uint64_t tokens = model->tokens;
     qe_saved_layout saved = {.end = begin};
-    saved.input = take(&saved.end, with_input ? floats(model->tokens, c->hidden) : 0);
-    saved.rstd_input = take(&saved.end, floats(model->tokens, 1));
-    saved.qkv = take(&saved.end, floats(model->tokens, model->qkv_columns));
-    saved.lse = take(&saved.end, floats(model->tokens, c->heads));
-    saved.residual = take(&saved.end, floats(model->tokens, c->hidden));
-    saved.rstd_post = take(&saved.end, floats(model->tokens, 1));
-    saved.gate_up = take(&saved.end, floats(model->tokens, 2ull * c->ffn));
+    saved.input = take(&saved.end, with_input ? qe_activation_bytes(model, tokens, c->hidden) : 0);
+    saved.rstd_input = take(&saved.end, floats(tokens, 1));
+    saved.qkv = take(&saved.end, qe_activation_bytes(model, tokens, model->qkv_columns));
+    uint64_t attended = qe_activation_bytes(model, tokens, c->heads * model->head_dim);
+    saved.attended = /* backward of a library takes the result too */
+        take(&saved.end, qe_model_takes_codes(model) ? attended : 0);
+    saved.lse = take(&saved.end, floats(tokens, c->heads));
+    saved.residual = take(&saved.end, qe_activation_bytes(model, tokens, c->hidden));
+    saved.rstd_post = take(&saved.end, floats(tokens, 1));
+    saved.gate_up = take(&saved.end, qe_activation_bytes(model, tokens, 2ull * c->ffn));
     return saved;
 }
 
@@ -120,6 +153,11 @@ qe_format qe_model_format(const qe_model *model, int gradient) {
     }
 }
 
+qe_format qe_model_operand_format(const qe_model *model, int gradient) {
+    if (!qe_model_takes_codes(model)) return QE_FORMAT_FP32;
+    return model->recipe.kind == QE_RECIPE_BLOCK ? QE_FORMAT_BF16 : qe_model_format(model, gradient);
+}
+
 /* Slot X keeps the inputs of the linears, slot Y the gradients of their outputs, decoder by decoder. */
 static uint64_t retained_end(const qe_model *model, uint64_t begin, int linear, qe_slot_kind kind) {
     int gradient = kind == QE_SLOT_Y;
@@ -142,7 +180,7 @@ uint64_t qe_head_input(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_head_rstd(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_input(model, stages) + floats(model->tokens, model->config.hidden));
+    return aligned(qe_head_input(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
 }
 
 uint64_t qe_head_normed(const qe_model *model, uint32_t stages) {
@@ -150,7 +188,7 @@ uint64_t qe_head_normed(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_head_logits(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_normed(model, stages) + floats(model->tokens, model->config.hidden));
+    return aligned(qe_head_normed(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
 }
 
 uint64_t qe_model_logits_offset_bytes(const qe_model *model, uint32_t stages) {
@@ -173,7 +211,7 @@ uint64_t qe_feed_targets(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_head_loss(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_logits(model, stages) + floats(model->tokens, model->config.vocab));
+    return aligned(qe_head_logits(model, stages) + qe_activation_bytes(model, model->tokens, model->config.vocab));
 }
 
 static uint64_t saved_bytes(const qe_model *model, uint32_t stage, uint32_t stages) {
@@ -193,7 +231,7 @@ static uint64_t retained_bytes(const qe_model *model, uint32_t stage, uint32_t s
 
 uint64_t qe_model_slot_bytes(const void *opaque, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
     const qe_model *model = opaque;
-    uint64_t boundary = aligned(floats(model->tokens, model->config.hidden));
+    uint64_t boundary = aligned(qe_activation_bytes(model, model->tokens, model->config.hidden));
     switch (kind) {
         case QE_SLOT_I: return saved_bytes(model, stage, stages);
         case QE_SLOT_X:

@@ -35,18 +35,23 @@ void qe_effects_weight_read(qe_effects *effects, const qe_frame *frame, uint32_t
     add(effects, QE_EFFECT_WEIGHT_READ, frame->weights[weight].weight_object);
 }
 
-static void cache_key(qe_effect *effect, const qe_model *model, int layouts) {
-    effect->layouts = (uint8_t)layouts;
-    effect->recipe = (uint8_t)model->recipe.kind;
+qe_recipe_kind qe_weight_recipe(const qe_model *model, uint32_t weight) {
+    return model->weights[weight].scaled ? model->recipe.kind : QE_RECIPE_BF16;
 }
 
-void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight) {
-    cache_key(add(effects, QE_EFFECT_CACHE_USE, frame->weights[weight].cache_object), model, QE_LAYOUT_DECODED);
+static void cache_key(qe_effect *effect, const qe_model *model, uint32_t weight, int layouts) {
+    effect->layouts = (uint8_t)layouts;
+    effect->recipe = (uint8_t)qe_weight_recipe(model, weight);
+}
+
+void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight,
+                          int layouts) {
+    cache_key(add(effects, QE_EFFECT_CACHE_USE, frame->weights[weight].cache_object), model, weight, layouts);
 }
 
 void qe_effects_cache_fill(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight) {
-    cache_key(add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object), model,
-              QE_LAYOUT_DECODED | QE_LAYOUT_CODES);
+    cache_key(add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object), model, weight,
+              QE_LAYOUT_OPERAND | QE_LAYOUT_CODES);
 }
 
 void qe_effects_scale(qe_effects *effects, const qe_frame *frame, uint32_t weight, int role) {
@@ -82,9 +87,9 @@ static uint64_t input_offset(const qe_lowering *lowering, uint32_t decoder) {
     return qe_saved_layout_of(lowering->model, begin, 1).input;
 }
 
-const float *qe_lowering_input(const qe_lowering *lowering, uint32_t decoder) {
+const void *qe_lowering_input(const qe_lowering *lowering, uint32_t decoder) {
     const qe_slot_place *slot = &lowering->frame->slot[qe_lowering_input_slot(lowering, decoder)];
-    return (const float *)(void *)qe_at(slot->at, input_offset(lowering, decoder));
+    return qe_at(slot->at, input_offset(lowering, decoder));
 }
 
 static int hands_over(const qe_lowering *lowering, uint32_t decoder) {
@@ -95,27 +100,57 @@ qe_slot_kind qe_lowering_output_slot(const qe_lowering *lowering, uint32_t decod
     return hands_over(lowering, decoder) ? QE_SLOT_OUT_F : QE_SLOT_I;
 }
 
-float *qe_lowering_output(const qe_lowering *lowering, uint32_t decoder) {
-    if (hands_over(lowering, decoder)) return (float *)(void *)lowering->frame->slot[QE_SLOT_OUT_F].at;
-    return (float *)(void *)qe_at(lowering->frame->slot[QE_SLOT_I].at, input_offset(lowering, decoder + 1));
+void *qe_lowering_output(const qe_lowering *lowering, uint32_t decoder) {
+    if (hands_over(lowering, decoder)) return lowering->frame->slot[QE_SLOT_OUT_F].at;
+    return qe_at(lowering->frame->slot[QE_SLOT_I].at, input_offset(lowering, decoder + 1));
 }
 
 /* The residual gradient alternates between two scratch places; decoder d finds its dy where decoder d+1 left dx. */
-static float *scratch_grad(const qe_lowering *lowering, uint32_t decoder) {
-    return (float *)(void *)qe_at(lowering->frame->work, lowering->work.grad[decoder % 2]);
+static void *scratch_grad(const qe_lowering *lowering, uint32_t decoder) {
+    return qe_at(lowering->frame->work, lowering->work.grad[decoder % 2]);
 }
 
-const float *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
+const void *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
     int arrives = hands_over(lowering, decoder);
     *slot_out = arrives ? QE_SLOT_IN_B : QE_SLOT_KINDS;
-    return arrives ? (const float *)(void *)lowering->frame->slot[QE_SLOT_IN_B].at
-                   : scratch_grad(lowering, decoder + 1);
+    return arrives ? lowering->frame->slot[QE_SLOT_IN_B].at : scratch_grad(lowering, decoder + 1);
 }
 
-float *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
+void *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out) {
     int leaves = decoder == lowering->first && !qe_lowering_is_first_stage(lowering);
     *slot_out = leaves ? QE_SLOT_OUT_B : QE_SLOT_KINDS;
-    return leaves ? (float *)(void *)lowering->frame->slot[QE_SLOT_OUT_B].at : scratch_grad(lowering, decoder);
+    return leaves ? lowering->frame->slot[QE_SLOT_OUT_B].at : scratch_grad(lowering, decoder);
+}
+
+qe_qtensor qe_lowering_weight(const qe_lowering *lowering, uint32_t weight, int transposed) {
+    const qe_model *model = lowering->model;
+    const qe_weight_place *place = &lowering->frame->weights[weight];
+    const qe_weight_info *info = &model->weights[weight];
+    qe_qtensor tensor = {.rows = info->rows, .columns = info->columns, .format = QE_FORMAT_FP32};
+    if (!info->quantized) {
+        tensor.codes = place->master;
+        return tensor;
+    }
+    int fp8 = info->scaled && qe_model_takes_fp8(model);
+    tensor.transposed = fp8 && transposed;
+    tensor.codes = tensor.transposed ? place->cache_codes : place->cache_operand;
+    tensor.scale_inv = fp8 ? place->cache_scale_inv : NULL;
+    tensor.format = (uint8_t)(info->scaled ? qe_model_operand_format(model, 0) : QE_FORMAT_BF16);
+    return tensor;
+}
+
+/* What a product takes at once: in scratch, with the retained tensor's inverse scale where it has one. */
+static qe_qtensor operand_of(const qe_lowering *lowering, const qe_qtensor *retained, int gradient) {
+    const qe_model *model = lowering->model;
+    qe_qtensor operand = {.codes = qe_at(lowering->frame->work, lowering->work.operand),
+                          .rows = retained->rows,
+                          .columns = retained->columns,
+                          .format = (uint8_t)qe_model_operand_format(model, gradient)};
+    if (!qe_model_takes_fp8(model)) return operand;
+    operand.scale_inv = retained->scale_inv;
+    if (!lowering->frame->training)
+        operand.scale_inv = (float *)(void *)qe_at(lowering->frame->work, lowering->work.operand_scale);
+    return operand;
 }
 
 qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t decoder, int linear, int role) {
@@ -132,14 +167,16 @@ qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t deco
         .format = (uint8_t)qe_model_format(model, gradient),
         .scale = state == NULL ? NULL : &state->scale,
         .amax = state == NULL || !frame->training ? NULL : &state->amax,
-        .decoded = (float *)(void *)qe_at(frame->work, lowering->work.decoded),
         .retained = {.rows = model->tokens, .columns = columns, .format = (uint8_t)qe_model_format(model, gradient)},
     };
     target.retained.blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_COLUMN : QE_BLOCKING_TENSOR;
-    if (!frame->training) return target; /* nothing is retained past F */
-    target.retained.codes = qe_at(frame->slot[kind].at, layout.codes);
-    if (layout.scale_inv != layout.end)
-        target.retained.scale_inv = (float *)(void *)qe_at(frame->slot[kind].at, layout.scale_inv);
+    target.retained.transposed = qe_model_takes_fp8(model) != 0;
+    if (frame->training) { /* else nothing is retained past F */
+        target.retained.codes = qe_at(frame->slot[kind].at, layout.codes);
+        if (layout.scale_inv != layout.end)
+            target.retained.scale_inv = (float *)(void *)qe_at(frame->slot[kind].at, layout.scale_inv);
+    }
+    target.operand = operand_of(lowering, &target.retained, gradient);
     return target;
 }
 

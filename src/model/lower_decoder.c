@@ -1,4 +1,4 @@
-/* lower_decoder.c - one decoder layer: ten forward ops, eleven input-gradient ops, four weight-gradient ops. */
+/* lower_decoder.c - one decoder layer: ten forward ops, ten input-gradient ops, four weight-gradient ops. */
 #include <stddef.h>
 #include "base/assert.h"
 #include "model/model.h"
@@ -15,12 +15,12 @@ static layer_places places_of(const qe_lowering *lowering, uint32_t decoder) {
     return (layer_places){qe_saved_layout_of(lowering->model, begin, with_input), frame->slot[QE_SLOT_I].at};
 }
 
-static float *saved(const layer_places *places, uint64_t offset_bytes) {
-    return (float *)(void *)qe_at(places->saved, offset_bytes);
+static void *saved(const layer_places *places, uint64_t offset_bytes) {
+    return qe_at(places->saved, offset_bytes);
 }
 
-static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
-    return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
+static void *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
+    return qe_at(lowering->frame->work, offset_bytes);
 }
 
 /* Scratch written, the quantized tensor retained, its scale used and recorded. */
@@ -32,7 +32,7 @@ static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, 
     qe_effects_scale(effects, lowering->frame, qe_weight_linear(lowering->model, decoder, linear), role);
 }
 
-static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const float *x,
+static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const void *x,
                                qe_slot_kind x_slot, float *rstd) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
@@ -57,24 +57,26 @@ static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, in
 }
 
 /* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
-static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const float *residual,
-                                qe_slot_kind residual_slot, float *y, qe_slot_kind y_slot) {
+static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const void *residual,
+                                qe_slot_kind residual_slot, void *y, qe_slot_kind y_slot) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     uint32_t weight = qe_weight_linear(model, decoder, linear);
     qe_op op = {.kind = QE_OP_LINEAR};
     op.args.linear = (qe_args_linear){
-        .x = scratch(lowering, lowering->work.decoded),
-        .w = frame->weights[weight].cache_decoded,
+        .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).operand,
+        .w = qe_lowering_weight(lowering, weight, 0),
         .residual = residual,
         .y = y,
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
+        .accumulation = model->config.accumulation[0],
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
-    qe_effects_cache_use(&effects, model, frame, weight);
+    qe_effects_cache_use(&effects, model, frame, weight, QE_LAYOUT_OPERAND);
+    if (frame->training && qe_model_takes_fp8(model)) qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     if (residual_slot != QE_SLOT_KINDS && residual_slot != y_slot)
         qe_effects_borrow(&effects, frame, residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
@@ -82,7 +84,7 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
 }
 
 /* Tables of cosines, then sines (qe_model_ops.constant_fill). */
-static qe_args_rope rope_args(const qe_lowering *lowering, float *qkv) {
+static qe_args_rope rope_args(const qe_lowering *lowering, void *qkv) {
     const qe_model *model = lowering->model;
     const float *cosine = (const float *)(const void *)lowering->frame->constants;
     return (qe_args_rope){
@@ -105,27 +107,39 @@ static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
+/* A backward that takes the result again finds it in the slot. */
+static void *attended(const qe_lowering *lowering, const layer_places *places) {
+    return qe_model_takes_codes(lowering->model) ? saved(places, places->at.attended)
+                                                 : scratch(lowering, lowering->work.product);
+}
+
+/* A backend that takes codes keeps its own. */
+static void *attention_scratch(const qe_lowering *lowering) {
+    return qe_model_takes_codes(lowering->model) ? NULL : scratch(lowering, lowering->work.attention);
+}
+
 static qe_status attention(const qe_lowering *lowering, const layer_places *places) {
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_ATTENTION};
     op.args.attention = (qe_args_attention){
         .qkv = saved(places, places->at.qkv),
         .lse = saved(places, places->at.lse),
-        .out = scratch(lowering, lowering->work.product),
-        .scratch = scratch(lowering, lowering->work.attention),
+        .out = attended(lowering, places),
+        .scratch = attention_scratch(lowering),
         .sequences = model->config.sequences,
         .sequence = model->config.sequence,
         .heads = model->config.heads,
         .kv_heads = model->config.kv_heads,
         .head_dim = model->head_dim,
+        .deterministic = !model->config.attention_any_order,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
-    qe_effects_work(&effects, lowering->frame);
+    if (!qe_model_takes_codes(model)) qe_effects_work(&effects, lowering->frame);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const float *x,
+static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const void *x,
                           int x_slot) {
     qe_op op = {.kind = QE_OP_QUANTIZE};
     qe_quantize_target target = qe_lowering_target(lowering, decoder, linear, role);
@@ -155,16 +169,16 @@ static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const lay
 
 qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder) {
     layer_places places = places_of(lowering, decoder);
-    const float *input = qe_lowering_input(lowering, decoder);
+    const void *input = qe_lowering_input(lowering, decoder);
     qe_slot_kind input_slot = qe_lowering_input_slot(lowering, decoder);
-    float *residual = saved(&places, places.at.residual);
+    void *residual = saved(&places, places.at.residual);
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_INPUT, input, input_slot, saved(&places, places.at.rstd_input)));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_KINDS, saved(&places, places.at.qkv),
                           QE_SLOT_I));
     QE_TRY(rope(lowering, &places));
     QE_TRY(attention(lowering, &places));
-    QE_TRY(
-        quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, scratch(lowering, lowering->work.product), QE_SLOT_KINDS));
+    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, attended(lowering, &places),
+                    qe_model_takes_codes(lowering->model) ? QE_SLOT_I : QE_SLOT_KINDS));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_KINDS,
@@ -179,16 +193,19 @@ static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder
     uint32_t weight = qe_weight_linear(model, decoder, linear);
     qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
     op.args.linear_input_grad = (qe_args_linear_input_grad){
-        .dy = scratch(lowering, lowering->work.decoded),
-        .w = lowering->frame->weights[weight].cache_decoded,
+        .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).operand,
+        .w = qe_lowering_weight(lowering, weight, 1),
         .dx = scratch(lowering, lowering->work.product),
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
+        .accumulation = model->config.accumulation[1],
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, lowering->frame);
-    qe_effects_cache_use(&effects, model, lowering->frame, weight);
+    qe_effects_cache_use(&effects, model, lowering->frame, weight,
+                         op.args.linear_input_grad.w.transposed ? QE_LAYOUT_CODES : QE_LAYOUT_OPERAND);
+    if (qe_model_takes_fp8(model)) qe_effects_borrow(&effects, lowering->frame, QE_SLOT_Y, 0);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
@@ -210,9 +227,11 @@ static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, 
 }
 
 typedef struct norm_places { /* gradient around and through a norm */
-    const float *x, *rstd, *residual;
-    float *dx;
+    const void *x, *residual;
+    const float *rstd;
+    void *dx;
     int x_slot, residual_slot, dx_slot; /* QE_SLOT_KINDS: scratch */
+    int feeds; /* the linear whose output gradient dx is, quantized at once; QE_LINEARS: none */
 } norm_places;
 
 static void borrow_unless(qe_effects *effects, const qe_frame *frame, int kind, int write) {
@@ -232,12 +251,17 @@ static qe_status norm_backward(const qe_lowering *lowering, uint32_t decoder, in
         .residual = at->residual,
         .dx = at->dx,
         .gain_grad = frame->weights[weight].grad,
+        .partials = qe_model_takes_codes(model) ? scratch(lowering, lowering->work.partials) : NULL,
         .rows = model->tokens,
         .hidden = model->config.hidden,
         .set = frame->set,
     };
     qe_effects effects = {.count = 0};
-    qe_effects_work(&effects, frame);
+    if (at->feeds != QE_LINEARS) {
+        op.args.norm_backward.target = qe_lowering_target(lowering, decoder, at->feeds, QE_SCALE_DY);
+        quantized_effects(&effects, lowering, decoder, at->feeds, QE_SCALE_DY);
+    } else
+        qe_effects_work(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
     borrow_unless(&effects, frame, at->x_slot, 0);
     borrow_unless(&effects, frame, at->residual_slot, 0);
@@ -252,15 +276,17 @@ static qe_status attention_backward(const qe_lowering *lowering, const layer_pla
     qe_op op = {.kind = QE_OP_ATTENTION_BACKWARD};
     op.args.attention_backward = (qe_args_attention_backward){
         .qkv = saved(places, places->at.qkv),
+        .out = qe_model_takes_codes(model) ? saved(places, places->at.attended) : NULL,
         .lse = saved(places, places->at.lse),
         .dout = scratch(lowering, lowering->work.product),
         .dqkv = scratch(lowering, lowering->work.product_wide),
-        .scratch = scratch(lowering, lowering->work.attention),
+        .scratch = attention_scratch(lowering),
         .sequences = model->config.sequences,
         .sequence = model->config.sequence,
         .heads = model->config.heads,
         .kv_heads = model->config.kv_heads,
         .head_dim = model->head_dim,
+        .deterministic = !model->config.attention_any_order,
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
@@ -278,9 +304,9 @@ static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
 }
 
 static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places,
-                                         float *through) {
+                                         void *through) {
     int dy_slot;
-    const float *dy = qe_lowering_dy(lowering, decoder, &dy_slot);
+    const void *dy = qe_lowering_dy(lowering, decoder, &dy_slot);
     norm_places norm = {
         .x = saved(places, places->at.residual),
         .x_slot = QE_SLOT_I,
@@ -289,6 +315,7 @@ static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t d
         .residual_slot = dy_slot,
         .dx = through,
         .dx_slot = QE_SLOT_KINDS,
+        .feeds = QE_LINEAR_O,
     };
     QE_TRY(quantize(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY, dy, dy_slot));
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_DOWN));
@@ -298,16 +325,16 @@ static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t d
 }
 
 static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places,
-                                      const float *through) {
+                                      const void *through) {
     norm_places norm = {
         .x = qe_lowering_input(lowering, decoder),
         .x_slot = (int)qe_lowering_input_slot(lowering, decoder),
         .rstd = saved(places, places->at.rstd_input),
         .residual = through,
         .residual_slot = QE_SLOT_KINDS,
+        .feeds = QE_LINEARS,
     };
     norm.dx = qe_lowering_dx(lowering, decoder, &norm.dx_slot);
-    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_DY, through, QE_SLOT_KINDS));
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_O));
     QE_TRY(attention_backward(lowering, places));
     QE_TRY(rope_backward(lowering, decoder));
@@ -317,10 +344,15 @@ static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t deco
 
 qe_status qe_lower_decoder_input_grad(const qe_lowering *lowering, uint32_t decoder) {
     layer_places places = places_of(lowering, decoder);
-    float *through =
+    void *through =
         scratch(lowering, lowering->work.grad[decoder % 2]); /* where dx goes too, unless it leaves the stage */
     QE_TRY(feed_forward_input_grad(lowering, decoder, &places, through));
     return attention_input_grad(lowering, decoder, &places, through);
+}
+
+/* Codes that a product takes as they lie need no place to be decoded. */
+static int decodes(const qe_model *model) {
+    return !qe_model_takes_codes(model) || model->recipe.kind == QE_RECIPE_BLOCK;
 }
 
 static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decoder, int linear) {
@@ -331,18 +363,19 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
     op.args.linear_weight_grad = (qe_args_linear_weight_grad){
         .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).retained,
         .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).retained,
-        .scratch_x = scratch(lowering, lowering->work.decoded),
-        .scratch_dy = scratch(lowering, lowering->work.decoded_dy),
+        .scratch_x = decodes(model) ? scratch(lowering, lowering->work.operand) : NULL,
+        .scratch_dy = decodes(model) ? scratch(lowering, lowering->work.operand_dy) : NULL,
         .grad = frame->weights[weight].grad,
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
         .set = frame->set,
+        .accumulation = model->config.accumulation[2],
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     qe_effects_borrow(&effects, frame, QE_SLOT_Y, 0);
-    qe_effects_work(&effects, frame);
+    if (decodes(model)) qe_effects_work(&effects, frame);
     qe_effects_deposit(&effects, frame, weight);
     return qe_lowering_emit(lowering, &op, &effects);
 }

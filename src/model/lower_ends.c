@@ -1,14 +1,34 @@
-/* lower_ends.c - what stands around the decoders: weight caches, embedding, final norm, head and loss (all fp32). */
+/* lower_ends.c - what stands around the decoders: weight caches, embedding, final norm, head and loss (fp32, or bf16
+ * where activations are). */
 #include <stddef.h>
 #include "base/assert.h"
 #include "model/model.h"
 
-static float *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
-    return (float *)(void *)qe_at(lowering->frame->work, offset_bytes);
+static void *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
+    return qe_at(lowering->frame->work, offset_bytes);
 }
 
-static float *in_slot(const qe_lowering *lowering, qe_slot_kind kind, uint64_t offset_bytes) {
-    return (float *)(void *)qe_at(lowering->frame->slot[kind].at, offset_bytes);
+static void *in_slot(const qe_lowering *lowering, qe_slot_kind kind, uint64_t offset_bytes) {
+    return qe_at(lowering->frame->slot[kind].at, offset_bytes);
+}
+
+/* Sums on their way; the host needs no place for them. */
+static void *partials(const qe_lowering *lowering) {
+    return qe_model_takes_codes(lowering->model) ? scratch(lowering, lowering->work.partials) : NULL;
+}
+
+/* The codes of a weight's cache: by rows as they always were, or the transpose that input gradients take. */
+static qe_qtensor kept_codes(const qe_model *model, const qe_weight_place *place, uint32_t weight) {
+    const qe_weight_info *info = &model->weights[weight];
+    qe_recipe_kind recipe = qe_weight_recipe(model, weight);
+    qe_qtensor codes = {.codes = place->cache_codes,
+                        .scale_inv = place->cache_scale_inv,
+                        .rows = info->rows,
+                        .columns = info->columns,
+                        .format = (uint8_t)qe_model_format(model, 0)};
+    codes.blocking = recipe == QE_RECIPE_BLOCK ? QE_BLOCKING_TILE : QE_BLOCKING_TENSOR;
+    codes.transposed = qe_model_takes_fp8(model) && info->scaled;
+    return codes;
 }
 
 static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
@@ -27,17 +47,12 @@ static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
         .key = place->cache_key,
         .target =
             {
-                .recipe = (uint8_t)model->recipe.kind,
-                .format = (uint8_t)qe_model_format(model, 0),
+                .recipe = (uint8_t)qe_weight_recipe(model, weight),
+                .format = (uint8_t)(info->scaled ? qe_model_format(model, 0) : QE_FORMAT_BF16),
                 .scale = state == NULL ? NULL : &state->scale,
                 .amax = state == NULL || !frame->training ? NULL : &state->amax,
-                .decoded = place->cache_decoded,
-                .retained = {.codes = place->cache_codes,
-                             .scale_inv = place->cache_scale_inv,
-                             .rows = info->rows,
-                             .columns = info->columns,
-                             .format = (uint8_t)qe_model_format(model, 0),
-                             .blocking = model->recipe.kind == QE_RECIPE_BLOCK ? QE_BLOCKING_TILE : QE_BLOCKING_TENSOR},
+                .operand = qe_lowering_weight(lowering, weight, 0),
+                .retained = kept_codes(model, place, weight),
             },
     };
     qe_effects effects = {.count = 0};
@@ -51,7 +66,9 @@ qe_status qe_lower_fill(const qe_lowering *lowering) {
     for (uint32_t decoder = lowering->first; decoder < lowering->last; decoder++)
         for (int linear = 0; linear < QE_LINEARS; linear++)
             QE_TRY(fill_one(lowering, qe_weight_linear(lowering->model, decoder, linear)));
-    return QE_OK;
+    uint32_t head = qe_weight_head(lowering->model);
+    if (!qe_lowering_is_last_stage(lowering) || !lowering->model->weights[head].quantized) return QE_OK;
+    return fill_one(lowering, head);
 }
 
 /* One half of this microbatch's part of the batch: tokens (0) or targets (1). */
@@ -111,7 +128,7 @@ qe_status qe_lower_embed_forward(const qe_lowering *lowering) {
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx) {
+qe_status qe_lower_embed_backward(const qe_lowering *lowering, const void *dx) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_EMBED_BACKWARD};
@@ -152,21 +169,50 @@ static qe_status final_norm(const qe_lowering *lowering) {
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
+/* What the head's products take of the final norm, and of the logits' gradient. */
+static qe_qtensor head_operand(const qe_lowering *lowering, uint64_t offset_bytes, uint32_t columns) {
+    const qe_model *model = lowering->model;
+    return (qe_qtensor){.codes = in_slot(lowering, QE_SLOT_X, offset_bytes),
+                        .rows = model->tokens,
+                        .columns = columns,
+                        .format = qe_model_takes_codes(model) ? QE_FORMAT_BF16 : QE_FORMAT_FP32};
+}
+
+static qe_qtensor head_normed(const qe_lowering *lowering) {
+    return head_operand(lowering, qe_head_normed(lowering->model, lowering->frame->stages),
+                        lowering->model->config.hidden);
+}
+
+static qe_qtensor head_logits(const qe_lowering *lowering) {
+    return head_operand(lowering, qe_head_logits(lowering->model, lowering->frame->stages),
+                        lowering->model->config.vocab);
+}
+
+/* The head's weight is read as it is, or as its cache has it. */
+static void head_weight_effect(qe_effects *effects, const qe_lowering *lowering) {
+    uint32_t weight = qe_weight_head(lowering->model);
+    if (lowering->model->weights[weight].quantized)
+        qe_effects_cache_use(effects, lowering->model, lowering->frame, weight, QE_LAYOUT_OPERAND);
+    else
+        qe_effects_weight_read(effects, lowering->frame, weight);
+}
+
 static qe_status head_linear(const qe_lowering *lowering) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_LINEAR};
     op.args.linear = (qe_args_linear){
-        .x = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
-        .w = frame->weights[qe_weight_head(model)].master,
+        .x = head_normed(lowering),
+        .w = qe_lowering_weight(lowering, qe_weight_head(model), 0),
         .y = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
         .rows = model->tokens,
         .in = model->config.hidden,
         .out = model->config.vocab,
+        .accumulation = model->config.accumulation[0],
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
-    qe_effects_weight_read(&effects, frame, qe_weight_head(model));
+    head_weight_effect(&effects, lowering);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
@@ -177,13 +223,15 @@ static qe_status cross_entropy(const qe_lowering *lowering) {
     op.args.cross_entropy = (qe_args_cross_entropy){
         .logits = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
         .targets = fed(lowering, qe_feed_targets(model, frame->stages)),
-        .loss = (double *)(void *)in_slot(lowering, QE_SLOT_X, qe_head_loss(model, frame->stages)),
+        .loss = in_slot(lowering, QE_SLOT_X, qe_head_loss(model, frame->stages)),
+        .row_losses = partials(lowering),
         .gradient_scale = frame->gradient_scale,
         .rows = model->tokens,
         .vocab = model->config.vocab,
         .backward = frame->training,
     };
     qe_effects effects = {.count = 0};
+    if (qe_model_takes_codes(model)) qe_effects_work(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_I, 0);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
     return qe_lowering_emit(lowering, &op, &effects);
@@ -200,21 +248,22 @@ static qe_status head_product_grad(const qe_lowering *lowering) {
     const qe_frame *frame = lowering->frame;
     qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
     op.args.linear_input_grad = (qe_args_linear_input_grad){
-        .dy = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-        .w = frame->weights[qe_weight_head(model)].master,
+        .dy = head_logits(lowering),
+        .w = qe_lowering_weight(lowering, qe_weight_head(model), 1),
         .dx = scratch(lowering, lowering->work.product),
         .rows = model->tokens,
         .in = model->config.hidden,
         .out = model->config.vocab,
+        .accumulation = model->config.accumulation[1],
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
-    qe_effects_weight_read(&effects, frame, qe_weight_head(model));
+    head_weight_effect(&effects, lowering);
     qe_effects_work(&effects, frame);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
+qe_status qe_lower_head_input_grad(const qe_lowering *lowering, void *dx) {
     const qe_model *model = lowering->model;
     const qe_frame *frame = lowering->frame;
     uint32_t weight = qe_weight_final_gain(model);
@@ -227,6 +276,7 @@ qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx) {
         .gain = frame->weights[weight].master,
         .dx = dx,
         .gain_grad = frame->weights[weight].grad,
+        .partials = partials(lowering),
         .rows = model->tokens,
         .hidden = model->config.hidden,
         .set = frame->set,
@@ -245,19 +295,14 @@ qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
     uint32_t weight = qe_weight_head(model);
     qe_op op = {.kind = QE_OP_LINEAR_WEIGHT_GRAD};
     op.args.linear_weight_grad = (qe_args_linear_weight_grad){
-        .x = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_normed(model, frame->stages)),
-              .rows = model->tokens,
-              .columns = model->config.hidden,
-              .format = QE_FORMAT_FP32},
-        .dy = {.codes = in_slot(lowering, QE_SLOT_X, qe_head_logits(model, frame->stages)),
-               .rows = model->tokens,
-               .columns = model->config.vocab,
-               .format = QE_FORMAT_FP32},
+        .x = head_normed(lowering),
+        .dy = head_logits(lowering),
         .grad = frame->weights[weight].grad,
         .rows = model->tokens,
         .in = model->config.hidden,
         .out = model->config.vocab,
         .set = frame->set,
+        .accumulation = model->config.accumulation[2],
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);

@@ -44,6 +44,22 @@ static qe_status config_check(const qe_model_config *c, qe_error *error_out) {
     return QE_OK;
 }
 
+/* Products of 8-bit codes want every dimension they sum over, and every row, in whole sixteens. */
+static qe_status products_check(const qe_model_config *c, const qe_recipe *recipe, qe_error *error_out) {
+    enum { PRODUCT_STEP = 16 };
+    int fp8 = recipe->kind == QE_RECIPE_DELAYED || recipe->kind == QE_RECIPE_CURRENT;
+    if (c->numerics.operands != QE_OPERANDS_CODES || !fp8) return QE_OK;
+    uint64_t kv = (uint64_t)c->kv_heads * (c->hidden / c->heads);
+    const uint64_t sizes[] = {(uint64_t)c->sequence * c->sequences, c->hidden, c->ffn, c->hidden + 2 * kv};
+    const char *names[] = {"tokens of a microbatch", "hidden", "ffn", "width of q, k and v"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] % PRODUCT_STEP != 0)
+            return qe_error_set(error_out, QE_ERROR_ARGUMENT, "choose a multiple of 16, or the bf16 recipe",
+                                "%s is %llu; the device multiplies FP8 matrices in whole sixteens", names[i],
+                                (unsigned long long)sizes[i]);
+    return QE_OK;
+}
+
 static qe_weight_info weight_info(const char *name, uint32_t rows, uint32_t columns, uint32_t layer) {
     qe_weight_info info = {.rows = rows, .columns = columns, .stage_layer = layer, .decay = rows > 1};
     snprintf(info.name, sizeof info.name, "%s", name);
@@ -63,7 +79,7 @@ static void decoder_weights(qe_model *model, uint32_t decoder) {
     for (int linear = 0; linear < QE_LINEARS; linear++) {
         snprintf(name, sizeof name, "model.layers.%u.%s", decoder, linears[linear]);
         qe_weight_info info = weight_info(name, qe_linear_out(model, linear), qe_linear_in(model, linear), decoder + 1);
-        info.quantized = 1;
+        info.quantized = info.scaled = 1;
         info.deposited_by = QE_ACTION_W;
         model->weights[qe_weight_linear(model, decoder, linear)] = info;
     }
@@ -76,6 +92,7 @@ static void all_weights(qe_model *model) {
     model->weights[qe_weight_final_gain(model)] = weight_info("model.norm", 1, c->hidden, c->layers + 1);
     qe_weight_info head = weight_info("lm_head", c->vocab, c->hidden, c->layers + 1);
     head.deposited_by = QE_ACTION_W;
+    head.quantized = qe_model_takes_codes(model) != 0; /* a product of bf16 takes no fp32 master */
     model->weights[qe_weight_head(model)] = head;
 }
 
@@ -127,6 +144,7 @@ static void all_parameters(qe_model *model) {
 qe_status qe_model_create(const qe_model_config *config, const qe_recipe *recipe, qe_model **model_out,
                           qe_error *error_out) {
     QE_TRY(config_check(config, error_out));
+    QE_TRY(products_check(config, recipe, error_out));
     qe_model *model = calloc(1, sizeof *model);
     if (model == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the model");
     model->config = *config;
@@ -240,16 +258,25 @@ static void table_constant_fill(const void *opaque, void *host_out) {
 static uint64_t table_cache_code_bytes(const void *opaque, uint32_t index) {
     const qe_model *model = opaque;
     const qe_weight_info *info = table_weight(model, index);
-    if (!info->quantized || model->recipe.kind == QE_RECIPE_FP32) return 0; /* decoded is the code */
+    if (!info->scaled || model->recipe.kind == QE_RECIPE_FP32) return 0; /* the operand is the code */
+    if (qe_model_takes_codes(model) && !qe_model_takes_fp8(model)) return 0; /* serves both directions */
     return (uint64_t)info->rows * info->columns * qe_format_bytes(qe_model_format(model, 0));
+}
+
+static uint64_t table_cache_operand_bytes(const void *opaque, uint32_t index) {
+    const qe_model *model = opaque;
+    const qe_weight_info *info = table_weight(model, index);
+    qe_format format = info->scaled ? qe_model_operand_format(model, 0) : QE_FORMAT_BF16;
+    return info->quantized ? (uint64_t)info->rows * info->columns * qe_format_bytes(format) : 0;
 }
 
 static uint64_t table_cache_scale_count(const void *opaque, uint32_t index) {
     const qe_model *model = opaque;
     const qe_weight_info *info = table_weight(model, index);
-    if (!info->quantized) return 0;
+    if (!info->scaled) return 0;
     switch (model->recipe.kind) {
         case QE_RECIPE_BLOCK:
+            if (qe_model_takes_codes(model)) return 0; /* only decoded values are kept */
             return (uint64_t)((info->rows + QE_BLOCK - 1) / QE_BLOCK) * ((info->columns + QE_BLOCK - 1) / QE_BLOCK);
         case QE_RECIPE_DELAYED:
         case QE_RECIPE_CURRENT: return 1;
@@ -281,6 +308,7 @@ const qe_model_ops *qe_model_table(void) {
         .constant_bytes = table_constant_bytes,
         .constant_fill = table_constant_fill,
         .cache_code_bytes = table_cache_code_bytes,
+        .cache_operand_bytes = table_cache_operand_bytes,
         .cache_scale_count = table_cache_scale_count,
         .parameter_count = table_parameter_count,
         .parameter = table_parameter,

@@ -19,19 +19,21 @@ struct qe_model {
 
 /* Byte offsets in the scratch of the compute stream. */
 typedef struct qe_work_layout {
-    uint64_t decoded; /* [T, widest] the quantized operand of the next product */
-    uint64_t decoded_dy; /* [T, widest] second operand of a weight gradient */
+    uint64_t operand; /* [T, widest] the quantized operand of the next product */
+    uint64_t operand_dy; /* [T, widest] second operand of a weight gradient, where it is decoded */
+    uint64_t operand_scale; /* [1] inverse scale of an operand that is not retained */
     uint64_t product; /* [T, widest] result of a product */
     uint64_t product_wide; /* [T, widest] gradient before it is quantized */
     uint64_t grad[2]; /* [T, hidden] gradient of the residual stream, in turns */
     uint64_t attention; /* scratch of one head */
+    uint64_t partials; /* sums on their way */
     uint64_t bytes;
 } qe_work_layout;
 qe_work_layout qe_work_layout_of(const qe_model *model);
 
 /* Offsets of one decoder layer in slot I; `input` is unused where the input lies in IN_F. */
 typedef struct qe_saved_layout {
-    uint64_t input, rstd_input, qkv, lse, residual, rstd_post, gate_up, end;
+    uint64_t input, rstd_input, qkv, attended, lse, residual, rstd_post, gate_up, end;
 } qe_saved_layout;
 qe_saved_layout qe_saved_layout_of(const qe_model *model, uint64_t begin, int with_input);
 
@@ -55,8 +57,17 @@ uint32_t qe_weight_head(const qe_model *model);
 /* Decoder layers [first, last) of a stage. */
 void qe_stage_decoders(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t *first_out, uint32_t *last_out);
 
-/* Format of quantized activations (forward) or gradients (backward). */
+/* Format of quantized activations (forward) or gradients (backward); and of what products take of them. */
 qe_format qe_model_format(const qe_model *model, int gradient);
+qe_format qe_model_operand_format(const qe_model *model, int gradient);
+/* Products take codes: rows for one, the transpose for the other. */
+int qe_model_takes_codes(const qe_model *model);
+/* ... of 8 bits. */
+int qe_model_takes_fp8(const qe_model *model);
+/* How a weight's cache is filled: the model's recipe for linears of decoders, bf16 for the head. */
+qe_recipe_kind qe_weight_recipe(const qe_model *model, uint32_t weight);
+/* Bytes of an activation. */
+uint64_t qe_activation_bytes(const qe_model *model, uint64_t rows, uint64_t columns);
 
 /* Offset in slot I of decoder `index_in_stage`, and of the head behind the last. */
 uint64_t qe_saved_begin(const qe_model *model, uint32_t stage, uint32_t stages, uint32_t decoder);
@@ -98,12 +109,16 @@ qe_status qe_lowering_emit(const qe_lowering *lowering, const qe_op *op, const q
 void qe_effects_borrow(qe_effects *effects, const qe_frame *frame, qe_slot_kind kind, int write);
 void qe_effects_work(qe_effects *effects, const qe_frame *frame);
 void qe_effects_weight_read(qe_effects *effects, const qe_frame *frame, uint32_t weight);
-void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight);
+/* layouts: QE_LAYOUT_OPERAND or QE_LAYOUT_CODES */
+void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight,
+                          int layouts);
 void qe_effects_cache_fill(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight);
 void qe_effects_scale(qe_effects *effects, const qe_frame *frame, uint32_t weight, int role);
 void qe_effects_deposit(qe_effects *effects, const qe_frame *frame, uint32_t weight);
 void qe_effects_buffer(qe_effects *effects, uint32_t object, int write, uint64_t begin, uint64_t end);
 
+/* A weight as forward products (transposed = 0) or input gradients (1) take it. */
+qe_qtensor qe_lowering_weight(const qe_lowering *lowering, uint32_t weight, int transposed);
 /* Where the quantized operand of a linear goes. role: QE_SCALE_X or QE_SCALE_DY. */
 qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t decoder, int linear, int role);
 
@@ -112,23 +127,23 @@ qe_status qe_lower_feed(const qe_lowering *lowering);
 qe_status qe_lower_collect(const qe_lowering *lowering);
 qe_status qe_lower_fill(const qe_lowering *lowering);
 qe_status qe_lower_embed_forward(const qe_lowering *lowering);
-qe_status qe_lower_embed_backward(const qe_lowering *lowering, const float *dx);
+qe_status qe_lower_embed_backward(const qe_lowering *lowering, const void *dx);
 qe_status qe_lower_head_forward(const qe_lowering *lowering);
-qe_status qe_lower_head_input_grad(const qe_lowering *lowering, float *dx);
+qe_status qe_lower_head_input_grad(const qe_lowering *lowering, void *dx);
 qe_status qe_lower_head_weight_grad(const qe_lowering *lowering);
 qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder);
 qe_status qe_lower_decoder_input_grad(const qe_lowering *lowering, uint32_t decoder);
 qe_status qe_lower_decoder_weight_grad(const qe_lowering *lowering, uint32_t decoder);
 
 /* Addresses of layer inputs, outputs and gradients of this action. */
-const float *qe_lowering_input(const qe_lowering *lowering, uint32_t decoder); /* decoder == last: the head's input */
-float *qe_lowering_output(const qe_lowering *lowering, uint32_t decoder);
+const void *qe_lowering_input(const qe_lowering *lowering, uint32_t decoder); /* decoder == last: the head's input */
+void *qe_lowering_output(const qe_lowering *lowering, uint32_t decoder);
 qe_slot_kind qe_lowering_input_slot(const qe_lowering *lowering, uint32_t decoder);
 qe_slot_kind qe_lowering_output_slot(const qe_lowering *lowering, uint32_t decoder);
 /* Gradient arriving at the output of `decoder`,
 and the one it hands to its input; *slot_out: QE_SLOT_KINDS = scratch. */
-const float *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
-float *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
+const void *qe_lowering_dy(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
+void *qe_lowering_dx(const qe_lowering *lowering, uint32_t decoder, int *slot_out);
 
 /* Entry of the table (layout.c). */
 uint64_t qe_model_slot_bytes(const void *model, uint32_t stage, uint32_t stages, qe_slot_kind kind);

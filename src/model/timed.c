@@ -205,6 +205,7 @@ const qe_model_ops *qe_timed_model_table(void) {
         .constant_bytes = one_line,
         .constant_fill = fill_line,
         .cache_code_bytes = no_cache,
+        .cache_operand_bytes = no_cache,
         .cache_scale_count = no_cache,
         .parameter_count = weight_count,
         .parameter = parameter,

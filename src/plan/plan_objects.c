@@ -31,7 +31,7 @@ static uint32_t fills_per_step(const qe_build *build) {
 static qe_status add_scales(qe_build *build, const qe_weight_info *info, qe_weight_place *place) {
     static const char *const suffix[QE_SCALE_ROLES] = {".x", ".w", ".dy"};
     const qe_plan *plan = build->plan;
-    if (plan->model_ops->recipe(plan->model)->kind != QE_RECIPE_DELAYED) return QE_OK;
+    if (!info->scaled || plan->model_ops->recipe(plan->model)->kind != QE_RECIPE_DELAYED) return QE_OK;
     for (int role = 0; role < QE_SCALE_ROLES; role++) {
         qe_object scale = named(QE_OBJECT_SCALE, info->name, suffix[role]);
         if (!plan->options.forward_only) scale.due = role == QE_SCALE_W ? fills_per_step(build) : plan->microbatches;

@@ -338,14 +338,16 @@ static qe_status read_unit(qe_build *build) {
 static qe_status take_unit(qe_build *build, uint32_t weight, uint32_t stage) {
     QE_TRY(open_unit(build, QE_UNIT_TAKE, stage, QE_NONE, build->out->stream_compute));
     unit_now(build)->weight = weight;
-    qe_effect effects[2] = {
+    uint64_t scratch = build->out->program.objects[build->out->work_object].bytes;
+    qe_effect effects[3] = {
         {.object = build->out->places[weight].grad_object, .kind = QE_EFFECT_GRAD_TAKE},
         {.object = build->out->norms_object,
          .kind = QE_EFFECT_BUFFER_WRITE,
          .begin = weight * sizeof(double),
          .end = (weight + 1) * sizeof(double)},
+        {.object = build->out->work_object, .kind = QE_EFFECT_BUFFER_WRITE, .begin = 0, .end = scratch},
     };
-    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_GRAD_NORM), effects, 2));
+    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_GRAD_NORM), effects, 3));
     close_unit(build);
     return QE_OK;
 }

@@ -99,11 +99,18 @@ static void bind_copy(qe_binding *binding, const qe_unit *unit, void *to, const 
     binding->ops[unit->first_op].args.copy = (qe_args_copy){.from = from, .to = to, .bytes = bytes};
 }
 
+/* The beginning of the compute stream's scratch, where sums are made apart first. */
+static double *norm_partials(const qe_rank *rank, const qe_binding *binding) {
+    if (rank->team->options.backend->numerics.operands != QE_OPERANDS_CODES) return NULL;
+    return (double *)(void *)binding->work;
+}
+
 static void bind_take(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_GRAD_NORM};
     op->args.grad_norm = (qe_args_grad_norm){.grad = rank->places[unit->weight].grad,
                                              .sum = &binding->norms[unit->weight],
+                                             .partials = norm_partials(rank, binding),
                                              .count = weight_values(binding->plan, unit->weight)};
 }
 
@@ -122,7 +129,7 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
         .moment1 = rank->moment1[unit->weight],
         .moment2 = rank->moment2[unit->weight],
         .count = weight_values(plan, unit->weight),
-        .step = &rank->adamw,
+        .step = rank->adamw,
         .witness = rank->places[unit->weight].witness,
         .fault = vetoing_fault(rank, binding),
         .decay = plan->model_ops->weight(plan->model, unit->weight)->decay,
@@ -249,9 +256,9 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     uint64_t losses = plan->microbatches * sizeof(double), work = plan->model_ops->work_bytes(plan->model);
     binding->work = qe_rank_alloc(rank, work, error_out);
     binding->tokens = qe_rank_alloc(rank, tokens, error_out);
-    binding->staging = qe_rank_alloc(rank, tokens, error_out);
+    binding->staging = qe_rank_host_alloc(rank, tokens, error_out);
     binding->loss = qe_rank_alloc(rank, losses, error_out);
-    binding->loss_host = qe_rank_alloc(rank, losses, error_out);
+    binding->loss_host = qe_rank_host_alloc(rank, losses, error_out);
     binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
     binding->scratch_bytes += work + 2 * tokens + 2 * losses;
     if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host ||
@@ -279,9 +286,17 @@ static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *er
     return QE_OK;
 }
 
+/* A device chooses algorithms now, so that nothing is chosen or allocated while work runs or is recorded. */
+static qe_status prepare_ops(qe_rank *rank, const qe_binding *binding, qe_error *error_out) {
+    for (uint32_t i = 0; i < binding->rank_plan->op_count; i++)
+        QE_TRY(rank->team->options.backend->prepare(rank->device, &binding->ops[i], error_out));
+    return QE_OK;
+}
+
 static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
         QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
+    QE_TRY(prepare_ops(rank, binding, error_out));
     return qe_binding_declare(rank, binding, error_out);
 }
 
@@ -311,10 +326,6 @@ qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *p
     return QE_OK;
 }
 
-static void release(qe_rank *rank, void *address) {
-    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
-}
-
 void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
     if (binding->plan == NULL) return;
     qe_binding_uncapture(rank, binding);
@@ -325,10 +336,11 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
     for (uint32_t i = 0; binding->events != NULL && i < program->event_count; i++)
         if (binding->events[i] != NULL) ops->event_destroy(binding->events[i]);
     for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++)
-        release(rank, binding->pool_memory[i]);
-    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->staging,
-                       binding->loss, binding->loss_host,    binding->norms};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) release(rank, buffers[i]);
+        qe_rank_free(rank, binding->pool_memory[i]);
+    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->loss, binding->norms};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) qe_rank_free(rank, buffers[i]);
+    qe_rank_host_free(rank, binding->staging);
+    qe_rank_host_free(rank, binding->loss_host);
     qe_ledger_destroy(binding->ledger);
     qe_program_deinit(&binding->sealed_program);
     qe_guard_destroy(rank, binding);

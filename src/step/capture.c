@@ -194,7 +194,7 @@ static uint32_t find_graph(const qe_binding *binding, const qe_segment *segment)
 }
 
 static qe_status capture_segment(qe_rank *rank, qe_binding *binding, qe_segment *segment, qe_error *error_out) {
-    QE_TRY(qe_guard_segment(binding, segment, error_out));
+    QE_TRY(qe_guard_segment(rank, binding, segment, error_out));
     segment->graph = find_graph(binding, segment);
     if (segment->graph == QE_NONE) {
         segment->graph = binding->graph_count;
@@ -244,7 +244,7 @@ void qe_binding_uncapture(qe_rank *rank, qe_binding *binding) {
     for (uint32_t i = 0; i < binding->segment_count; i++) {
         qe_declare_forget(rank, &binding->segments[i].arm);
         free(binding->segments[i].entries);
-        free(binding->segments[i].block);
+        qe_rank_host_free(rank, binding->segments[i].block);
     }
     for (uint32_t s = 0; binding->edge_events != NULL && s <= binding->rank_plan->program.stream_count; s++)
         if (binding->edge_events[s] != NULL) backend->stream->event_destroy(binding->edge_events[s]);

@@ -10,8 +10,9 @@ struct qe_sealed_graph {
     qe_graph *graph;
     qe_op *sealed; /* [op_count] as they were when recorded; `first_op` names the ones that are bound now */
     uint32_t op_count;
-    const uint64_t **guard_words; /* what its guards look at */
-    uint64_t *guard_block; /* what they expect: the launch, head, tail */
+    const uint64_t **words; /* what its guards look at */
+    const uint64_t **guard_words; /* device: the same */
+    uint64_t *guard_block; /* device: what they expect: the launch, head, tail */
     qe_op head_guard, tail_guard;
 };
 
@@ -22,7 +23,7 @@ struct qe_segment {
     uint8_t whole_step; /* lanes of several streams */
     qe_guard_entry *entries; /* head_count at the head, the rest at the tail */
     uint32_t head_count, entry_count;
-    uint64_t *block; /* this launch's share of guard_block */
+    uint64_t *block; /* host: this launch's share of guard_block */
     qe_op arm; /* copies it there */
 };
 

@@ -78,12 +78,17 @@ static void add_scale(ranges *all, const qe_effect *effect) {
     int role = 0;
     uint32_t weight = weight_of(all, effect->object, &role);
     qe_scale_state *state = all->binding->places[weight].scale[role];
+    const qe_plan *plan = all->binding->plan;
+    uint32_t length = plan->model_ops->recipe(plan->model)->history_length;
     if (effect->kind == QE_EFFECT_SCALE_USE) add(all, &state->scale, sizeof state->scale, READS, "scale");
     if (effect->kind == QE_EFFECT_SCALE_RECORD) add(all, &state->amax, sizeof state->amax, READS | WRITES, "amax");
     if (effect->kind != QE_EFFECT_SCALE_FOLD) return;
     add(all, &state->scale, sizeof state->scale, READS | WRITES, "scale");
     add(all, &state->amax, sizeof state->amax, READS | WRITES, "amax");
-    add(all, state->history, state->history_length * sizeof(float), READS | WRITES, "history");
+    add(all, all->rank->histories + (weight * QE_SCALE_ROLES + (size_t)role) * length, length * sizeof(float),
+        READS | WRITES, "history");
+    add(all, &state->history, sizeof state->history + sizeof state->history_length + sizeof state->format_max, READS,
+        "scale");
     add(all, &state->epoch, sizeof state->epoch, READS | WRITES, "epoch");
     add_fault(all);
 }
@@ -102,8 +107,8 @@ static void add_cache(ranges *all, const qe_effect *effect) {
     uint32_t weight = weight_of(all, effect->object, &role);
     const qe_weight_place *place = &all->binding->places[weight];
     if (effect->kind == QE_EFFECT_CACHE_FILL) add_key(all, place);
-    if (effect->layouts & QE_LAYOUT_DECODED)
-        add(all, place->cache_decoded, weight_bytes(all, weight), access, "decoded");
+    if (effect->layouts & QE_LAYOUT_OPERAND)
+        add(all, place->cache_operand, plan->model_ops->cache_operand_bytes(plan->model, weight), access, "operand");
     if (!(effect->layouts & QE_LAYOUT_CODES)) return;
     add(all, place->cache_codes, plan->model_ops->cache_code_bytes(plan->model, weight), access, "codes");
     add(all, place->cache_scale_inv, plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float), access,
@@ -127,7 +132,7 @@ static void add_weight(ranges *all, const qe_effect *effect) {
             add(all, place->grad, bytes, READS, "grad");
             add(all, all->rank->moment1[weight], bytes, READS | WRITES, "moment1");
             add(all, all->rank->moment2[weight], bytes, READS | WRITES, "moment2");
-            add(all, &all->rank->adamw, sizeof all->rank->adamw, READS, "optimizer constants");
+            add(all, all->rank->adamw, sizeof *all->rank->adamw, READS, "optimizer constants");
             add(all, place->witness, sizeof *place->witness, READS | WRITES, "witness");
             add_fault(all);
     }

@@ -48,7 +48,7 @@ void qe_guard_refresh(const qe_rank *rank, qe_binding *binding) {
 }
 
 void qe_guard_destroy(qe_rank *rank, qe_binding *binding) {
-    if (binding->fault != NULL) rank->team->options.backend->memory->release(rank->device, binding->fault);
+    qe_rank_free(rank, binding->fault);
     free(binding->words);
     free(binding->base);
     binding->fault = NULL;
@@ -144,13 +144,13 @@ static void list_entries(const qe_binding *binding, qe_segment *segment, const o
     segment->entry_count = count;
 }
 
-qe_status qe_guard_segment(qe_binding *binding, qe_segment *segment, qe_error *error_out) {
+qe_status qe_guard_segment(qe_rank *rank, qe_binding *binding, qe_segment *segment, qe_error *error_out) {
     uint32_t objects = binding->rank_plan->program.object_count;
     if (binding->words == NULL) return QE_OK;
     object_span *spans = calloc(objects + 1u, sizeof *spans);
     uint32_t most = 4 * objects; /* head and tail, a cache has two words */
     segment->entries = calloc(most + 1u, sizeof *segment->entries);
-    segment->block = calloc(most + BLOCK_HEAD, sizeof *segment->block);
+    segment->block = qe_rank_host_alloc(rank, (most + BLOCK_HEAD) * sizeof *segment->block, error_out);
     int failed = spans == NULL || segment->entries == NULL || segment->block == NULL;
     if (!failed) {
         note_segment(binding, segment, spans);
@@ -176,11 +176,17 @@ static qe_op guard_op(const qe_binding *binding, const qe_sealed_graph *graph, u
 qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_sealed_graph *graph,
                          qe_error *error_out) {
     if (binding->words == NULL) return QE_OK;
-    graph->guard_words = qe_rank_alloc(rank, (segment->entry_count + 1u) * sizeof *graph->guard_words, error_out);
+    uint64_t bytes = (segment->entry_count + 1u) * sizeof *graph->words;
+    graph->words = calloc(segment->entry_count + 1u, sizeof *graph->words);
+    graph->guard_words = qe_rank_alloc(rank, bytes, error_out);
     graph->guard_block =
         qe_rank_alloc(rank, (segment->entry_count + BLOCK_HEAD) * sizeof *graph->guard_block, error_out);
+    if (graph->words == NULL)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a guard of %u words",
+                            segment->entry_count);
     if (graph->guard_words == NULL || graph->guard_block == NULL) return QE_ERROR_MEMORY;
-    for (uint32_t i = 0; i < segment->entry_count; i++) graph->guard_words[i] = segment->entries[i].word;
+    for (uint32_t i = 0; i < segment->entry_count; i++) graph->words[i] = segment->entries[i].word;
+    QE_TRY(qe_rank_write(rank, (void *)graph->guard_words, graph->words, bytes, error_out));
     graph->head_guard = guard_op(binding, graph, 0, segment->head_count);
     graph->tail_guard = guard_op(binding, graph, segment->head_count, segment->entry_count - segment->head_count);
     QE_TRY(qe_declare_guard(rank, &graph->head_guard, error_out));
@@ -188,11 +194,11 @@ qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *s
 }
 
 void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph) {
-    const qe_memory_ops *memory = rank->team->options.backend->memory;
     qe_declare_forget(rank, &graph->head_guard);
     qe_declare_forget(rank, &graph->tail_guard);
-    if (graph->guard_words != NULL) memory->release(rank->device, (void *)graph->guard_words);
-    if (graph->guard_block != NULL) memory->release(rank->device, graph->guard_block);
+    free(graph->words);
+    qe_rank_free(rank, (void *)graph->guard_words);
+    qe_rank_free(rank, graph->guard_block);
 }
 
 int qe_guard_fits(const qe_segment *segment, const qe_sealed_graph *graph) {
@@ -200,7 +206,7 @@ int qe_guard_fits(const qe_segment *segment, const qe_sealed_graph *graph) {
     uint32_t head = graph->head_guard.args.guard.count, tail = graph->tail_guard.args.guard.count;
     if (segment->head_count != head || segment->entry_count != head + tail) return 0;
     for (uint32_t i = 0; i < segment->entry_count; i++)
-        if (graph->guard_words[i] != segment->entries[i].word) return 0;
+        if (graph->words[i] != segment->entries[i].word) return 0;
     return 1;
 }
 
@@ -240,29 +246,41 @@ static void read_counters(const qe_rank *rank, qe_binding *binding) {
 }
 
 /* After an abort some declared changes never ran. Words are set to what the ledger counts. */
-static void set_words(const qe_rank *rank, qe_binding *binding) {
-    if (binding->plan == NULL || binding->words == NULL) return;
+static qe_status set_words(qe_rank *rank, qe_binding *binding) {
+    if (binding->plan == NULL || binding->words == NULL) return QE_OK;
     read_counters(rank, binding);
     const qe_program *program = &binding->rank_plan->program;
     for (uint32_t object = 0; object < program->object_count; object++)
         if (binding->words[object] != NULL && program->objects[object].kind != QE_OBJECT_CACHE)
-            *binding->words[object] = binding->base[object];
+            QE_TRY(qe_rank_write(rank, binding->words[object], &binding->base[object], sizeof *binding->base,
+                                 &rank->error));
+    return QE_OK;
 }
 
-void qe_guard_begin(qe_rank *rank, qe_binding *binding) {
-    if (binding->words == NULL) return;
+/* A fault is read at the end of every step that gets there; only one that fired has to go. */
+static qe_status clear_fault(qe_rank *rank, qe_binding *binding) {
+    static const qe_guard_fault none = {0};
+    if (!binding->fault_fired) return QE_OK;
+    QE_TRY(qe_rank_write(rank, binding->fault, &none, sizeof none, &rank->error));
+    binding->fault_fired = 0;
+    return QE_OK;
+}
+
+qe_status qe_guard_begin(qe_rank *rank, qe_binding *binding) {
+    if (binding->words == NULL) return QE_OK;
     if (rank->words_stale) {
-        set_words(rank, &rank->train);
-        set_words(rank, &rank->evaluate);
+        QE_TRY(set_words(rank, &rank->train));
+        QE_TRY(set_words(rank, &rank->evaluate));
+        rank->train.fault_fired = rank->evaluate.fault_fired = 1; /* perhaps: a step that failed need not have looked */
         rank->words_stale = 0;
     }
     read_counters(rank, binding);
-    memset(binding->fault, 0, sizeof *binding->fault);
     for (uint32_t s = 0; s < binding->segment_count; s++) {
         qe_segment *segment = &binding->segments[s];
         for (uint32_t i = 0; i < segment->entry_count; i++)
             segment->block[BLOCK_HEAD + i] = *segment->entries[i].base + segment->entries[i].relative;
     }
+    return clear_fault(rank, binding);
 }
 
 static qe_rule rule_of(qe_object_kind kind) {
@@ -277,8 +295,9 @@ static qe_rule rule_of(qe_object_kind kind) {
 qe_status qe_guard_verdict(qe_rank *rank, qe_binding *binding, qe_violations *violations_out) {
     qe_guard_fault fault;
     if (binding->words == NULL) return QE_OK;
-    QE_TRY(rank->team->options.backend->memory->read(rank->device, &fault, binding->fault, sizeof fault, &rank->error));
+    QE_TRY(qe_rank_read(rank, &fault, binding->fault, sizeof fault, &rank->error));
     if (!fault.fired) return QE_OK;
+    binding->fault_fired = 1;
     QE_ASSERT(fault.launch < binding->segment_count);
     const qe_segment *segment = &binding->segments[fault.launch];
     QE_ASSERT(fault.entry < segment->entry_count);

@@ -25,7 +25,7 @@ void qe_guard_refresh(const qe_rank *rank, qe_binding *binding);
 void qe_guard_destroy(qe_rank *rank, qe_binding *binding);
 
 /* Lists what the segment's guards look at: head entries, then tail entries. */
-qe_status qe_guard_segment(qe_binding *binding, qe_segment *segment, qe_error *error_out);
+qe_status qe_guard_segment(qe_rank *rank, qe_binding *binding, qe_segment *segment, qe_error *error_out);
 /* Memory of a graph's two guards, and their ops; the segment is one that the graph serves. */
 qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *segment, qe_sealed_graph *graph,
                          qe_error *error_out);
@@ -42,7 +42,7 @@ qe_status qe_declare_arming(qe_rank *rank, const qe_op *op, qe_error *error_out)
 void qe_declare_forget(qe_rank *rank, const qe_op *op);
 
 /* Reads the counters of this step, after words that nobody can trust any more (an abort, a write by hand) were set. */
-void qe_guard_begin(qe_rank *rank, qe_binding *binding);
+qe_status qe_guard_begin(qe_rank *rank, qe_binding *binding);
 /* Did a guard fire in this step? QE_CONTRACT with the record, else QE_OK. Requires: streams are drained. */
 qe_status qe_guard_verdict(qe_rank *rank, qe_binding *binding, qe_violations *violations_out);
 

@@ -11,6 +11,28 @@ void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
     return status == QE_OK ? address : NULL;
 }
 
+void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
+    void *address = NULL;
+    const qe_memory_ops *memory = rank->team->options.backend->memory;
+    return memory->host_alloc(rank->device, (size_t)bytes, &address, error_out) == QE_OK ? address : NULL;
+}
+
+void qe_rank_free(qe_rank *rank, void *address) {
+    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
+}
+
+void qe_rank_host_free(qe_rank *rank, void *address) {
+    if (address != NULL) rank->team->options.backend->memory->host_release(rank->device, address);
+}
+
+qe_status qe_rank_write(qe_rank *rank, void *to, const void *from_host, uint64_t bytes, qe_error *error_out) {
+    return rank->team->options.backend->memory->write(rank->device, to, from_host, (size_t)bytes, error_out);
+}
+
+qe_status qe_rank_read(qe_rank *rank, void *to_host, const void *from, uint64_t bytes, qe_error *error_out) {
+    return rank->team->options.backend->memory->read(rank->device, to_host, from, (size_t)bytes, error_out);
+}
+
 /* Values, then a line of their own for the witness. */
 uint64_t qe_rank_master_bytes(uint64_t value_bytes) {
     return (value_bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES + QE_ALIGN_BYTES;
@@ -44,32 +66,33 @@ static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes
                                                                                                  : QE_ERROR_MEMORY;
 }
 
-static qe_status allocate_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe,
-                                qe_error *error_out) {
-    qe_scale_state *state = &rank->scales[weight * QE_SCALE_ROLES + (uint32_t)role];
-    *state = (qe_scale_state){.scale = 1.0f, .history_length = recipe->history_length};
-    state->format_max = qe_format_max(role == QE_SCALE_DY ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3); /* HYBRID */
-    state->history = qe_rank_alloc(rank, recipe->history_length * sizeof(float), error_out);
-    rank->places[weight].scale[role] = state;
-    return state->history == NULL ? QE_ERROR_MEMORY : QE_OK;
+static qe_status set_up_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe, qe_error *error_out) {
+    size_t index = weight * QE_SCALE_ROLES + (size_t)role;
+    qe_scale_state state = {.scale = 1.0f, .history_length = recipe->history_length};
+    state.format_max = qe_format_max(role == QE_SCALE_DY ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3); /* HYBRID */
+    state.history = rank->histories + index * recipe->history_length;
+    rank->places[weight].scale[role] = &rank->scales[index];
+    return qe_rank_write(rank, &rank->scales[index], &state, sizeof state, error_out);
 }
 
-static qe_status allocate_cache(qe_rank *rank, uint32_t weight, uint64_t values, qe_error *error_out) {
+static qe_status allocate_cache(qe_rank *rank, uint32_t weight, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     qe_weight_place *place = &rank->places[weight];
+    uint64_t operand = plan->model_ops->cache_operand_bytes(plan->model, weight);
     uint64_t codes = plan->model_ops->cache_code_bytes(plan->model, weight);
     uint64_t scales = plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float);
-    place->cache_decoded = qe_rank_alloc(rank, qe_rank_master_bytes(values * sizeof(float)), error_out);
-    if (place->cache_decoded != NULL) place->cache_key = qe_rank_behind(place->cache_decoded, values * sizeof(float));
+    place->cache_operand = qe_rank_alloc(rank, qe_rank_master_bytes(operand), error_out);
+    if (place->cache_operand != NULL) place->cache_key = qe_rank_behind(place->cache_operand, operand);
     place->cache_codes = qe_rank_alloc(rank, codes, error_out);
     place->cache_scale_inv = qe_rank_alloc(rank, scales, error_out);
-    rank->cache_bytes += values * sizeof(float) + codes + scales;
-    if (place->cache_decoded == NULL || (codes > 0 && place->cache_codes == NULL) ||
+    rank->cache_bytes += operand + codes + scales;
+    if (place->cache_operand == NULL || (codes > 0 && place->cache_codes == NULL) ||
         (scales > 0 && place->cache_scale_inv == NULL))
         return QE_ERROR_MEMORY;
     const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
-    for (int role = 0; recipe->kind == QE_RECIPE_DELAYED && role < QE_SCALE_ROLES; role++)
-        QE_TRY(allocate_scale(rank, weight, role, recipe, error_out));
+    int scaled = recipe->kind == QE_RECIPE_DELAYED && plan->model_ops->weight(plan->model, weight)->scaled;
+    for (int role = 0; scaled && role < QE_SCALE_ROLES; role++)
+        QE_TRY(set_up_scale(rank, weight, role, recipe, error_out));
     return QE_OK;
 }
 
@@ -78,7 +101,7 @@ static qe_status allocate_weight(qe_rank *rank, uint32_t weight, qe_error *error
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
     uint64_t values = (uint64_t)info->rows * info->columns;
     QE_TRY(allocate_masters(rank, weight, values * sizeof(float), error_out));
-    return info->quantized ? allocate_cache(rank, weight, values, error_out) : QE_OK;
+    return info->quantized ? allocate_cache(rank, weight, error_out) : QE_OK;
 }
 
 static qe_status allocate_tables(qe_rank *rank, qe_error *error_out) {
@@ -86,11 +109,23 @@ static qe_status allocate_tables(qe_rank *rank, qe_error *error_out) {
     rank->places = calloc(count, sizeof *rank->places);
     rank->moment1 = calloc(count, sizeof *rank->moment1);
     rank->moment2 = calloc(count, sizeof *rank->moment2);
-    rank->scales = calloc(count * QE_SCALE_ROLES, sizeof *rank->scales);
     rank->values = calloc(count + 1, sizeof *rank->values);
     rank->gathered = calloc((count + 1) * rank->team->rank_count, sizeof *rank->gathered);
-    if (rank->places && rank->moment1 && rank->moment2 && rank->scales && rank->values && rank->gathered) return QE_OK;
+    if (rank->places && rank->moment1 && rank->moment2 && rank->values && rank->gathered) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the weight table of rank %u", rank->index);
+}
+
+/* Scales of all weights side by side, whether they are this rank's or not: they are few. */
+static qe_status allocate_scales(qe_rank *rank, qe_error *error_out) {
+    const qe_plan *plan = rank->team->plan;
+    const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
+    uint64_t count = plan->weight_count * (uint64_t)QE_SCALE_ROLES;
+    rank->adamw = qe_rank_alloc(rank, sizeof *rank->adamw, error_out);
+    if (rank->adamw == NULL) return QE_ERROR_MEMORY;
+    if (recipe->kind != QE_RECIPE_DELAYED) return QE_OK;
+    rank->scales = qe_rank_alloc(rank, count * sizeof *rank->scales, error_out);
+    rank->histories = qe_rank_alloc(rank, count * recipe->history_length * sizeof *rank->histories, error_out);
+    return rank->scales != NULL && rank->histories != NULL ? QE_OK : QE_ERROR_MEMORY;
 }
 
 static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
@@ -103,8 +138,7 @@ static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
         host != NULL ? QE_OK : qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the model's constants");
     if (status == QE_OK) {
         plan->model_ops->constant_fill(plan->model, host);
-        status =
-            rank->team->options.backend->memory->write(rank->device, rank->constants, host, (size_t)bytes, error_out);
+        status = qe_rank_write(rank, rank->constants, host, bytes, error_out);
     }
     free(host);
     return status;
@@ -113,35 +147,30 @@ static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
 qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out) {
     QE_TRY(allocate_tables(rank, error_out));
     QE_TRY(allocate_constants(rank, error_out));
+    QE_TRY(allocate_scales(rank, error_out));
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
         if (qe_rank_owns(rank, weight)) QE_TRY(allocate_weight(rank, weight, error_out));
     return QE_OK;
 }
 
-static void release(qe_rank *rank, void *address) {
-    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
-}
-
 static void release_weight(qe_rank *rank, uint32_t weight) {
     qe_weight_place *place = &rank->places[weight];
     void *parts[] = {place->master,        place->grad,           place->cache_codes,   place->cache_scale_inv,
-                     place->cache_decoded, rank->moment1[weight], rank->moment2[weight]};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(rank, parts[i]);
-    for (uint32_t role = 0; role < QE_SCALE_ROLES; role++)
-        release(rank, rank->scales[weight * QE_SCALE_ROLES + role].history);
+                     place->cache_operand, rank->moment1[weight], rank->moment2[weight]};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) qe_rank_free(rank, parts[i]);
 }
 
 void qe_rank_release(qe_rank *rank) {
-    int complete = rank->places && rank->moment1 && rank->moment2 && rank->scales;
+    int complete = rank->places && rank->moment1 && rank->moment2;
     for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++)
         release_weight(rank, weight);
-    release(rank, rank->constants);
-    for (uint32_t i = 0; i < rank->retired_count; i++) release(rank, rank->retired[i]);
+    void *parts[] = {rank->constants, rank->scales, rank->histories, rank->adamw};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) qe_rank_free(rank, parts[i]);
+    for (uint32_t i = 0; i < rank->retired_count; i++) qe_rank_free(rank, rank->retired[i]);
     free(rank->retired);
     free(rank->places);
     free(rank->moment1);
     free(rank->moment2);
-    free(rank->scales);
     free(rank->values);
     free(rank->gathered);
 }

@@ -16,9 +16,12 @@ static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
 
 /* The amax of a step that is not committed is dropped with it. */
 static void drop_amaxes(qe_rank *rank) {
+    static const float none = 0.0f;
+    qe_error ignored; /* a device that cannot be written is broken: its steps fail */
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
         for (int role = 0; role < QE_SCALE_ROLES; role++)
-            if (rank->places[weight].scale[role] != NULL) rank->places[weight].scale[role]->amax = 0.0f;
+            if (rank->places[weight].scale[role] != NULL)
+                (void)qe_rank_write(rank, &rank->places[weight].scale[role]->amax, &none, sizeof none, &ignored);
 }
 
 static int contracts_on(const qe_rank *rank) {
@@ -47,7 +50,7 @@ static void abort_step(qe_rank *rank, qe_binding *binding) {
     drop_amaxes(rank);
 }
 
-static void begin(qe_rank *rank, qe_binding *binding) {
+static qe_status begin(qe_rank *rank, qe_binding *binding) {
     const qe_batch *batch = rank->team->batch;
     const qe_plan *plan = binding->plan;
     rank->status = QE_OK;
@@ -63,11 +66,11 @@ static void begin(qe_rank *rank, qe_binding *binding) {
     }
     rank->ledger_told = 0;
     if (contracts_on(rank)) qe_ledger_step_begin(binding->ledger);
-    qe_guard_begin(rank, binding);
+    return qe_guard_begin(rank, binding);
 }
 
 static qe_status read_doubles(qe_rank *rank, double *to, const double *from, size_t count) {
-    return rank->team->options.backend->memory->read(rank->device, to, from, count * sizeof *to, &rank->error);
+    return qe_rank_read(rank, to, from, count * sizeof *to, &rank->error);
 }
 
 static int owns_last_stage(const qe_rank *rank, const qe_plan *plan) {
@@ -77,9 +80,8 @@ static int owns_last_stage(const qe_rank *rank, const qe_plan *plan) {
 /* Norms of local gradients by weight, then the sum of the losses in microbatch order; zero where another rank knows. */
 static qe_status local_values(qe_rank *rank, qe_binding *binding) {
     const qe_plan *plan = binding->plan;
-    memset(rank->values, 0, (plan->weight_count + 1) * sizeof *rank->values);
-    for (uint32_t weight = 0; weight < plan->weight_count; weight++)
-        if (qe_rank_owns(rank, weight)) QE_TRY(read_doubles(rank, &rank->values[weight], &binding->norms[weight], 1));
+    QE_TRY(read_doubles(rank, rank->values, binding->norms, plan->weight_count)); /* others' stay 0 */
+    rank->values[plan->weight_count] = 0;
     if (!owns_last_stage(rank, plan)) return QE_OK;
     QE_TRY(read_doubles(rank, binding->loss_host, binding->loss, plan->microbatches));
     double sum = 0;
@@ -150,7 +152,8 @@ static void end_step(qe_rank *rank, qe_binding *binding) {
 }
 
 static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
-    rank->adamw = rank->team->optimizer->constants(rank->team->optimizer->context, rank->gradient_norm);
+    qe_adamw constants = rank->team->optimizer->constants(rank->team->optimizer->context, rank->gradient_norm);
+    QE_TRY(qe_rank_write(rank, rank->adamw, &constants, sizeof constants, &rank->error));
     uint32_t end = binding->rank_plan->program.item_count;
     QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 0, 1));
     QE_TRY(qe_binding_drain(rank, binding, &rank->error));
@@ -165,9 +168,9 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
 
 void qe_rank_step(qe_rank *rank) {
     qe_binding *binding = &rank->train;
-    begin(rank, binding);
+    qe_status status = begin(rank, binding);
     rank->has_stepped = 1;
-    qe_status status = actions(rank, binding);
+    if (status == QE_OK) status = actions(rank, binding);
     if (status == QE_OK) status = meet(rank, QE_OK, binding->plan->weight_count + 1u);
     if (status == QE_OK) {
         global_values(rank, binding->plan);
@@ -206,8 +209,9 @@ static void follow_training(qe_rank *rank) {
 void qe_rank_evaluate(qe_rank *rank) {
     qe_binding *binding = &rank->evaluate;
     if (contracts_on(rank)) follow_training(rank);
-    begin(rank, binding);
-    qe_status status = qe_binding_issue(rank, binding, 0, binding->rank_plan->program.item_count, 1, 1);
+    qe_status status = begin(rank, binding);
+    uint32_t count = binding->rank_plan->program.item_count;
+    if (status == QE_OK) status = qe_binding_issue(rank, binding, 0, count, 1, 1);
     if (status == QE_OK) status = qe_binding_drain(rank, binding, &rank->error);
     if (status == QE_OK) status = guards(rank, binding);
     if (status == QE_OK) status = check_end(rank, binding);

@@ -230,8 +230,10 @@ qe_status qe_team_scale_amax(qe_team *team, uint32_t weight, int role, float ama
     qe_scale_state *state = known ? qe_team_owner(team, weight)->places[weight].scale[role] : NULL;
     if (state == NULL)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "weight %u keeps no scale of role %d", weight, role);
-    if (amax > state->amax) state->amax = amax;
-    return QE_OK;
+    qe_rank *rank = qe_team_owner(team, weight);
+    float recorded;
+    QE_TRY(qe_rank_read(rank, &recorded, &state->amax, sizeof recorded, error_out));
+    return amax > recorded ? qe_rank_write(rank, &state->amax, &amax, sizeof amax, error_out) : QE_OK;
 }
 
 /* Copies of small arrays share the history's storage; ownership moves to the caller. */
@@ -258,6 +260,15 @@ static qe_status retire(qe_rank *rank, void *memory, qe_error *error_out) {
     return QE_OK;
 }
 
+static qe_status copy_master(qe_rank *rank, void *to, const void *from, uint64_t bytes, qe_error *error_out) {
+    void *host = malloc((size_t)bytes);
+    if (host == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to move a weight");
+    qe_status status = qe_rank_read(rank, host, from, bytes, error_out);
+    if (status == QE_OK) status = qe_rank_write(rank, to, host, bytes, error_out);
+    free(host);
+    return status;
+}
+
 qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error_out) {
     const qe_plan *plan = team->plan;
     uint32_t weight = plan->model_ops->parameter(plan->model, parameter)->weight;
@@ -266,11 +277,10 @@ qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error
     size_t bytes = (size_t)info->rows * info->columns * sizeof(float);
     float *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
     if (moved == NULL) return QE_ERROR_MEMORY;
-    qe_status status = team->options.backend->memory->write(rank->device, moved, rank->places[weight].master,
-                                                            qe_rank_master_bytes(bytes), error_out);
+    qe_status status = copy_master(rank, moved, rank->places[weight].master, qe_rank_master_bytes(bytes), error_out);
     if (status == QE_OK) status = retire(rank, rank->places[weight].master, error_out);
     if (status != QE_OK) {
-        team->options.backend->memory->release(rank->device, moved);
+        qe_rank_free(rank, moved);
         return status;
     }
     rank->places[weight].master = moved;

@@ -36,8 +36,8 @@ typedef struct qe_binding {
     qe_weight_place *places; /* [weight_count] objects of this plan, addresses of the rank */
     char **pool_memory; /* [pool_count] */
     char *work, *grad_scratch; /* grad_scratch: parallel to the rank's gradients */
-    int32_t *tokens, *staging; /* device and caller side: [microbatches][tokens | targets][T] */
-    double *loss, *loss_host, *norms;
+    int32_t *tokens, *staging; /* device and host: [microbatches][tokens | targets][T] */
+    double *loss, *loss_host, *norms; /* device, host, device */
     qe_op *ops; /* [op_count] */
     qe_stream **streams; /* [stream_count]; NULL for the host's */
     qe_event **events; /* [event_count] */
@@ -55,7 +55,8 @@ typedef struct qe_binding {
     /* Guards; NULL when eager or without contracts. */
     uint64_t **words; /* [object_count] witness of each object, or NULL */
     uint64_t *base; /* [object_count] counters at the beginning of the step */
-    qe_guard_fault *fault;
+    qe_guard_fault *fault; /* device */
+    uint8_t fault_fired; /* and has to be cleared before the next step */
     qe_event **edge_events; /* [stream_count + 1] fork and joins of a whole-step graph */
 } qe_binding;
 
@@ -67,9 +68,10 @@ typedef struct qe_rank {
     qe_device *device;
     qe_weight_place *places; /* [weight_count] addresses only */
     float **moment1, **moment2; /* [weight_count] */
-    qe_scale_state *scales; /* [weight_count * roles], those of local quantized weights are set up */
+    qe_scale_state *scales; /* device: [weight_count * roles], those of local scaled weights are set up */
+    float *histories; /* device: [weight_count * roles, history_length] */
     char *constants;
-    qe_adamw adamw; /* of the step that is being committed */
+    qe_adamw *adamw; /* device: of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
     void **retired; /* memory that graphs may still point to; freed with the rank */
@@ -119,6 +121,13 @@ int qe_rank_owns(const qe_rank *rank, uint32_t weight);
 uint64_t qe_rank_master_bytes(uint64_t value_bytes);
 uint64_t *qe_rank_behind(void *values, uint64_t value_bytes);
 void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
+/* Memory of the host that copies of the device's streams may name. */
+void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
+void qe_rank_free(qe_rank *rank, void *address);
+void qe_rank_host_free(qe_rank *rank, void *address);
+/* Between host and device, at once. Requires: no work of the streams touches these bytes. */
+qe_status qe_rank_write(qe_rank *rank, void *to, const void *from_host, uint64_t bytes, qe_error *error_out);
+qe_status qe_rank_read(qe_rank *rank, void *to_host, const void *from, uint64_t bytes, qe_error *error_out);
 
 /* bind.c */
 qe_status qe_binding_create(qe_rank *rank, qe_binding *binding, const qe_plan *plan, qe_error *error_out);

@@ -123,6 +123,11 @@ static qe_status check_run_now(qe_device *device, const qe_op *op, qe_error *err
     return status;
 }
 
+static qe_status check_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    QE_TRY(qe_check_wrapped(device, error_out));
+    return device->inner_backend->prepare(device->inner, op, error_out);
+}
+
 static qe_status check_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
                                qe_error *error_out) {
     QE_TRY(qe_check_wrapped(device, error_out));
@@ -144,12 +149,15 @@ const qe_backend *qe_check_backend(void) {
         .size = sizeof(qe_memory_ops),
         .alloc = check_alloc,
         .release = check_release,
+        .host_alloc = check_alloc,
+        .host_release = check_release,
         .write = check_write,
         .read = check_read,
     };
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "check",
+        .numerics = {.activation = QE_FORMAT_FP32, .operands = QE_OPERANDS_DECODED}, /* the host's */
         .open = check_open,
         .close = check_close,
         .identity = check_identity,
@@ -157,6 +165,7 @@ const qe_backend *qe_check_backend(void) {
         .stream = &qe_check_streams,
         .graph = &qe_check_graphs,
         .run = check_run_now,
+        .prepare = check_prepare,
         .declare = check_declare,
     };
     return &backend;

@@ -100,6 +100,12 @@ static qe_status host_read(qe_device *device, void *to_host, const void *from, s
     return QE_OK;
 }
 
+/* Every shape can be computed, and nothing needs to be chosen. */
+static qe_status host_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    (void)device, (void)op, (void)error_out;
+    return QE_OK;
+}
+
 static qe_status host_run(qe_device *device, const qe_op *op, qe_error *error_out) {
     const qe_status status = qe_host_op_run(device, op);
     return status == QE_OK ? QE_OK : qe_host_op_error(status, op->kind, error_out);
@@ -117,12 +123,15 @@ const qe_backend *qe_host_backend(void) {
         .size = sizeof(qe_memory_ops),
         .alloc = host_alloc,
         .release = host_release,
+        .host_alloc = host_alloc,
+        .host_release = host_release,
         .write = host_write,
         .read = host_read,
     };
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "host",
+        .numerics = {.activation = QE_FORMAT_FP32, .operands = QE_OPERANDS_DECODED},
         .open = host_open,
         .close = host_close,
         .identity = host_identity,
@@ -130,6 +139,7 @@ const qe_backend *qe_host_backend(void) {
         .stream = &qe_host_streams,
         .graph = &qe_host_graphs,
         .run = host_run,
+        .prepare = host_prepare,
         .declare = host_declare,
     };
     return &backend;

@@ -11,14 +11,14 @@ void qe_host_linear(const qe_args_linear *args, host_sgemm *sgemm) {
         if (args->residual != args->y) memcpy(args->y, args->residual, sizeof(float) * args->rows * args->out);
         beta = 1.0f;
     }
-    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_TRANSPOSE, rows, out, in, 1.0f, args->x, in, args->w, in, beta,
-          args->y, out);
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_TRANSPOSE, rows, out, in, 1.0f, args->x.codes, in, args->w.codes, in,
+          beta, args->y, out);
 }
 
 void qe_host_linear_input_grad(const qe_args_linear_input_grad *args, host_sgemm *sgemm) {
     const int rows = (int)args->rows, in = (int)args->in, out = (int)args->out;
-    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_NO_TRANSPOSE, rows, in, out, 1.0f, args->dy, out, args->w, in, 0.0f,
-          args->dx, in);
+    sgemm(HOST_ROW_MAJOR, HOST_NO_TRANSPOSE, HOST_NO_TRANSPOSE, rows, in, out, 1.0f, args->dy.codes, out, args->w.codes,
+          in, 0.0f, args->dx, in);
 }
 
 /* fp32 codes are the values already. */

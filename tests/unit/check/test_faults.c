@@ -20,11 +20,12 @@ static void beside_linear(const qe_op *op) {
     enum { FFN = 48 }; /* down_proj alone has as many inputs: its result is the stage's */
     const qe_args_linear *args = &op->args.linear;
     const int down = args->in == FFN;
-    volatile char *behind = (char *)(args->y + (size_t)args->rows * args->out) + planted.behind_bytes;
+    float *y = args->y;
+    volatile char *behind = (char *)(y + (size_t)args->rows * args->out) + planted.behind_bytes;
     if (down && is_planted(op, FAULT_FLIP)) *behind = (char)(*behind ^ 1);
     if (down && is_planted(op, FAULT_ZERO)) *behind = 0;
-    if (is_planted(op, FAULT_READ_OTHER)) memcpy(&args->y[5], &planted.elsewhere[2], sizeof(float));
-    if (planted.what == FAULT_READ_OTHER && op->layer == 1) planted.elsewhere = args->w;
+    if (is_planted(op, FAULT_READ_OTHER)) memcpy(&y[5], &planted.elsewhere[2], sizeof(float));
+    if (planted.what == FAULT_READ_OTHER && op->layer == 1) planted.elsewhere = args->w.codes;
 }
 
 static qe_status faulty_run(qe_device *device, const qe_op *op, qe_error *error_out) {
@@ -126,7 +127,7 @@ static void an_undeclared_read_is_found_with_what_it_reads_and_what_it_changes(v
     planted.kind = QE_OP_LINEAR;
     planted.layer = 2;
     const char *const words[] = {"linear (layer 2) read what it did not declare",
-                                 "byte 8 of model.layers.0.mlp.down_proj.cache (decoded)", "it changes byte",
+                                 "byte 8 of model.layers.0.mlp.down_proj.cache (operand)", "it changes byte",
                                  " of I.s0.", NULL};
     is_found(&w, words);
     world_close(&w);

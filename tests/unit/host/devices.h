@@ -78,6 +78,11 @@ static inline uint32_t bits_from(float value) {
     return bits;
 }
 
+/* Values that a product takes as they are. */
+static inline qe_qtensor plain(float *values, uint32_t rows, uint32_t columns) {
+    return (qe_qtensor){.codes = values, .rows = rows, .columns = columns, .format = QE_FORMAT_FP32};
+}
+
 /* Where a quantized tensor goes, with all its memory. */
 typedef struct quantized {
     qe_quantize_target target;
@@ -98,7 +103,7 @@ static inline void quantized_init(quantized *q, uint8_t recipe, uint8_t format, 
         q->target.scale = &q->scale;
         q->target.amax = &q->amax;
     }
-    q->target.decoded = floats_of((size_t)rows * columns);
+    q->target.operand = plain(floats_of((size_t)rows * columns), rows, columns);
     q->target.retained = (qe_qtensor){
         .codes = floats_of((size_t)rows * columns),
         .scale_inv =
@@ -111,10 +116,13 @@ static inline void quantized_init(quantized *q, uint8_t recipe, uint8_t format, 
 }
 
 static inline void quantized_deinit(quantized *q) {
-    free(q->target.decoded);
+    free(q->target.operand.codes);
     free(q->target.retained.codes);
     free(q->target.retained.scale_inv);
 }
+
+/* What a product takes of it. */
+static inline float *decoded_of(const quantized *q) { return q->target.operand.codes; }
 
 static inline void assert_same_bits(const void *a, const void *b, size_t bytes) {
     if (memcmp(a, b, bytes) == 0) return;

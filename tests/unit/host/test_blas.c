@@ -66,7 +66,9 @@ static void streams_that_multiply_at_the_same_time_get_the_same_bits(void **stat
     assert_int_equal(host->open(&device, NULL), QE_OK);
     float *x = random_floats(SIDE * SIDE, 1.0f, 1), *w = random_floats(SIDE * SIDE, 1.0f, 2);
     float *expected = floats_of(SIDE * SIDE), *results[STREAMS];
-    qe_op op = {.kind = QE_OP_LINEAR, .args.linear = {x, w, NULL, expected, SIDE, SIDE, SIDE}};
+    qe_op op = {.kind = QE_OP_LINEAR,
+                .args.linear = {.x = plain(x, SIDE, SIDE), .w = plain(w, SIDE, SIDE), .y = expected, .rows = SIDE,
+                                .in = SIDE, .out = SIDE}};
     assert_int_equal(host->run(device, &op, NULL), QE_OK);
     qe_stream *streams[STREAMS];
     qe_op *ops = calloc(STREAMS * ROUNDS, sizeof *ops);

@@ -42,7 +42,8 @@ static void norm_agrees_with_its_formula_and_central_differences(void **state) {
                                        .hidden = NORM_HIDDEN}};
         qe_op backward = {
             .kind = QE_OP_NORM_BACKWARD,
-            .args.norm_backward = {dy, x, rstd, gain, residual, dx, gain_grad, NORM_ROWS, NORM_HIDDEN, 1}};
+            .args.norm_backward = {.dy = dy, .x = x, .rstd = rstd, .gain = gain, .residual = residual, .dx = dx,
+                                   .gain_grad = gain_grad, .rows = NORM_ROWS, .hidden = NORM_HIDDEN, .set = 1}};
         op_run(level, &forward);
         op_run(level, &backward);
         assert_close("norm", y, y2, NORM_COUNT, 1e-6);
@@ -101,7 +102,7 @@ static void rope_turns_and_turns_back(void **state) {
         op.args.rope.target = q.target;
         op_run(level, &op);
         assert_close("rope backward", work, dx2, ROPE_COUNT, 1e-6);
-        assert_same_bits(q.target.decoded, work, sizeof work);
+        assert_same_bits(decoded_of(&q), work, sizeof work);
         quantized_deinit(&q);
     }
     free(start), free(dy), free(start2), free(dy2);
@@ -138,7 +139,9 @@ static void check_attention(uint32_t sequences, uint32_t sequence, uint32_t head
                          .args.attention = {qkv, out, lse, scratch, sequences, sequence, heads, kv_heads, head_dim}};
         qe_op backward = {
             .kind = QE_OP_ATTENTION_BACKWARD,
-            .args.attention_backward = {qkv, lse, dout, dqkv, scratch, sequences, sequence, heads, kv_heads, head_dim}};
+            .args.attention_backward = {.qkv = qkv, .lse = lse, .dout = dout, .dqkv = dqkv, .scratch = scratch,
+                                        .sequences = sequences, .sequence = sequence, .heads = heads,
+                                        .kv_heads = kv_heads, .head_dim = head_dim}};
         op_run(level, &forward);
         assert_close("attention", out, out2, outs, 2e-6);
         assert_close("attention lse", lse, lse2, marks, 2e-6);
@@ -191,7 +194,9 @@ static void attention_backward_agrees_with_its_formula_over_several_tiles(void *
     for (int level = 0; level < LEVELS; ++level) {
         qe_op forward = {.kind = QE_OP_ATTENTION, .args.attention = {qkv, out, lse, scratch, 1, S, 1, 1, D}};
         qe_op backward = {.kind = QE_OP_ATTENTION_BACKWARD,
-                          .args.attention_backward = {qkv, lse, dout, dqkv, scratch, 1, S, 1, 1, D}};
+                          .args.attention_backward = {.qkv = qkv, .lse = lse, .dout = dout, .dqkv = dqkv,
+                                                      .scratch = scratch, .sequences = 1, .sequence = S, .heads = 1,
+                                                      .kv_heads = 1, .head_dim = D}};
         op_run(level, &forward);
         op_run(level, &backward);
         assert_close("attention backward", dqkv, expected, S * COLUMNS, 5e-6);
@@ -224,8 +229,8 @@ static void swiglu_agrees_with_its_formula_and_central_differences(void **state)
                           .args.swiglu_backward = {gate_up, dy, dgate_up, GLU_ROWS, GLU_FFN, back.target}};
         op_run(level, &forward);
         op_run(level, &backward);
-        assert_close("swiglu", y.target.decoded, y2, OUT, 1e-6);
-        assert_close("swiglu backward", back.target.decoded, dgate_up2, IN, 2e-6);
+        assert_close("swiglu", decoded_of(&y), y2, OUT, 1e-6);
+        assert_close("swiglu backward", decoded_of(&back), dgate_up2, IN, 2e-6);
         quantized_deinit(&y);
         quantized_deinit(&back);
     }
@@ -244,9 +249,9 @@ static void swiglu_of_extreme_gates_is_finite(void **state) {
                           .args.swiglu_backward = {gate_up, dy, dgate_up, 1, 4, back.target}};
         op_run(level, &forward);
         op_run(level, &backward);
-        assert_true(fabsf(y.target.decoded[0]) < 1e-30f);
-        assert_true(y.target.decoded[1] == 1e4f);
-        assert_true(y.target.decoded[3] == 0.0f);
+        assert_true(fabsf(decoded_of(&y)[0]) < 1e-30f);
+        assert_true(decoded_of(&y)[1] == 1e4f);
+        assert_true(decoded_of(&y)[3] == 0.0f);
         for (int i = 0; i < 8; ++i) assert_true(isfinite(dgate_up[i]));
         assert_true(dgate_up[1] == 1.0f);
         quantized_deinit(&y);
@@ -273,7 +278,8 @@ static void cross_entropy_agrees_with_its_formula_and_central_differences(void *
         double loss = -1.0;
         memcpy(work, logits, sizeof work);
         qe_op op = {.kind = QE_OP_CROSS_ENTROPY,
-                    .args.cross_entropy = {work, targets, &loss, 0.125f, CE_ROWS, CE_VOCAB, 0}};
+                    .args.cross_entropy = {.logits = work, .targets = targets, .loss = &loss,
+                                           .gradient_scale = 0.125f, .rows = CE_ROWS, .vocab = CE_VOCAB}};
         op_run(level, &op);
         assert_true(fabs(loss - loss2) < 1e-6 * loss2);
         assert_same_bits(work, logits, sizeof work); /* evaluation leaves the logits */
@@ -298,7 +304,8 @@ static void a_logit_that_is_not_finite_reaches_the_loss(void **state) {
                 double loss = 0.0;
                 logits[at] = bad[i];
                 qe_op op = {.kind = QE_OP_CROSS_ENTROPY,
-                            .args.cross_entropy = {logits, &target, &loss, 1.0f, 1, 40, 0}};
+                            .args.cross_entropy = {.logits = logits, .targets = &target, .loss = &loss,
+                                                   .gradient_scale = 1.0f, .rows = 1, .vocab = 40}};
                 op_run(level, &op);
                 assert_true(!isfinite(loss));
                 free(logits);
@@ -348,19 +355,23 @@ static void linear_and_its_gradients_agree_with_plain_products(void **state) {
                 dx2[r * IN + i] += (double)dy[r * OUT + o] * w2[o * IN + i];
                 grad2[o * IN + i] += (double)dy[r * OUT + o] * x2[r * IN + i];
             }
-    qe_op op = {.kind = QE_OP_LINEAR, .args.linear = {x, w, NULL, y, ROWS, IN, OUT}};
+    qe_op op = {.kind = QE_OP_LINEAR,
+                .args.linear = {.x = plain(x, ROWS, IN), .w = plain(w, OUT, IN), .y = y, .rows = ROWS, .in = IN,
+                                .out = OUT}};
     op_run(0, &op);
     assert_close("linear", y, y2, ROWS * OUT, 1e-6);
     op.args.linear.residual = residual;
     op_run(0, &op);
     for (int i = 0; i < ROWS * OUT; ++i) y2[i] += (double)residual[i];
     assert_close("linear with residual", y, y2, ROWS * OUT, 1e-6);
-    op = (qe_op){.kind = QE_OP_LINEAR_INPUT_GRAD, .args.linear_input_grad = {dy, w, dx, ROWS, IN, OUT}};
+    op = (qe_op){.kind = QE_OP_LINEAR_INPUT_GRAD,
+                 .args.linear_input_grad = {.dy = plain(dy, ROWS, OUT), .w = plain(w, OUT, IN), .dx = dx, .rows = ROWS,
+                                            .in = IN, .out = OUT}};
     op_run(0, &op);
     assert_close("linear input gradient", dx, dx2, ROWS * IN, 1e-6);
     op = (qe_op){.kind = QE_OP_LINEAR_WEIGHT_GRAD,
-                 .args.linear_weight_grad = {.x = {x, NULL, ROWS, IN, QE_FORMAT_FP32, QE_BLOCKING_TENSOR},
-                                             .dy = {dy, NULL, ROWS, OUT, QE_FORMAT_FP32, QE_BLOCKING_TENSOR},
+                 .args.linear_weight_grad = {.x = plain(x, ROWS, IN),
+                                             .dy = plain(dy, ROWS, OUT),
                                              .grad = grad,
                                              .rows = ROWS,
                                              .in = IN,

@@ -25,7 +25,7 @@ static void tiny_ops(tiny_model *m) {
                         .args.quantize_weight = {.w = m->weight, .rows = VOCAB, .columns = WIDE,
                                                  .target = m->master.target}};
     m->ops[2] = (qe_op){.kind = QE_OP_LINEAR,
-                        .args.linear = {.x = m->input.target.decoded, .w = m->master.target.decoded, .y = m->logits,
+                        .args.linear = {.x = m->input.target.operand, .w = m->master.target.operand, .y = m->logits,
                                         .rows = ROWS, .in = WIDE, .out = VOCAB}};
     m->ops[3] = (qe_op){.kind = QE_OP_CROSS_ENTROPY,
                         .args.cross_entropy = {.logits = m->logits, .targets = m->targets, .loss = &m->loss,

@@ -40,7 +40,7 @@ static void outputs_add(outputs *out, void *at, size_t bytes) {
 
 static void outputs_add_quantized(outputs *out, const quantized *q, size_t count) {
     const uint8_t format = q->target.retained.format;
-    outputs_add(out, q->target.decoded, count * sizeof(float));
+    outputs_add(out, decoded_of(q), count * sizeof(float));
     outputs_add(out, q->target.retained.codes, count * qe_format_bytes((qe_format)format));
     if (q->target.retained.scale_inv) outputs_add(out, q->target.retained.scale_inv, count * sizeof(float));
 }
@@ -86,7 +86,9 @@ static void norm_backward_is_the_same_at_every_level(void **state) {
     outputs_add(&out, grad, HIDDEN * sizeof(float));
     for (uint8_t set = 0; set < 2; ++set) {
         const qe_op op = {.kind = QE_OP_NORM_BACKWARD,
-                          .args.norm_backward = {dy, x, rstd, gain, set ? dy : NULL, dx, grad, ROWS, HIDDEN, set}};
+                          .args.norm_backward = {.dy = dy, .x = x, .rstd = rstd, .gain = gain,
+                                                 .residual = set ? dy : NULL, .dx = dx, .gain_grad = grad,
+                                                 .rows = ROWS, .hidden = HIDDEN, .set = set}};
         memset(dx, 0, ROWS * HIDDEN * sizeof(float));
         check_levels(&op, &out);
     }
@@ -150,7 +152,9 @@ static void attention_is_the_same_at_every_level(void **state) {
     float *scratch = floats_of(qe_attention_scratch_floats(S, DIM));
     const qe_op forward = {.kind = QE_OP_ATTENTION, .args.attention = {qkv, y, lse, scratch, 2, S, HEADS, KV, DIM}};
     const qe_op backward = {.kind = QE_OP_ATTENTION_BACKWARD,
-                            .args.attention_backward = {qkv, lse, dout, dqkv, scratch, 2, S, HEADS, KV, DIM}};
+                            .args.attention_backward = {.qkv = qkv, .lse = lse, .dout = dout, .dqkv = dqkv,
+                                                        .scratch = scratch, .sequences = 2, .sequence = S,
+                                                        .heads = HEADS, .kv_heads = KV, .head_dim = DIM}};
     outputs out = {.count = 0}, out_back = {.count = 0};
     outputs_add(&out, y, ROWS * HEADS * DIM * sizeof(float));
     outputs_add(&out, lse, ROWS * HEADS * sizeof(float));
@@ -168,7 +172,8 @@ static void cross_entropy_is_the_same_at_every_level(void **state) {
     double loss = 0.0;
     for (int i = 0; i < ROWS; ++i) targets[i] = i * 277;
     const qe_op op = {.kind = QE_OP_CROSS_ENTROPY,
-                      .args.cross_entropy = {logits, targets, &loss, 0.01f, ROWS, VOCAB, 1}};
+                      .args.cross_entropy = {.logits = logits, .targets = targets, .loss = &loss,
+                                             .gradient_scale = 0.01f, .rows = ROWS, .vocab = VOCAB, .backward = 1}};
     outputs out = {.count = 0};
     outputs_add(&out, logits, ROWS * VOCAB * sizeof(float));
     outputs_add(&out, &loss, sizeof loss);

@@ -48,10 +48,12 @@ typedef struct layer {
 
 static void layer_run(layer *l, int level) {
     qe_op op = {.kind = QE_OP_LINEAR,
-                .args.linear = {l->x.q.target.decoded, l->w.q.target.decoded, NULL, l->y, ROWS, IN, OUT}};
+                .args.linear = {.x = l->x.q.target.operand, .w = l->w.q.target.operand, .y = l->y, .rows = ROWS,
+                                .in = IN, .out = OUT}};
     op_run(level, &op);
     op = (qe_op){.kind = QE_OP_LINEAR_INPUT_GRAD,
-                 .args.linear_input_grad = {l->dy.q.target.decoded, l->w.q.target.decoded, l->dx, ROWS, IN, OUT}};
+                 .args.linear_input_grad = {.dy = l->dy.q.target.operand, .w = l->w.q.target.operand, .dx = l->dx,
+                                            .rows = ROWS, .in = IN, .out = OUT}};
     op_run(level, &op);
     op = (qe_op){.kind = QE_OP_LINEAR_WEIGHT_GRAD,
                  .args.linear_weight_grad = {l->x.q.target.retained, l->dy.q.target.retained, l->scratch_x,

@@ -17,9 +17,9 @@ static void check_delayed(int level, qe_format format, float scale, const float 
     for (uint32_t i = 0; i < count; ++i) {
         const uint8_t code = qe_fp8_encode(format, x[i] * scale);
         const float value = qe_fp8_decode(format, code) * scale_inv;
-        if (codes[i] != code || bits_from(q.target.decoded[i]) != bits_from(value))
+        if (codes[i] != code || bits_from(decoded_of(&q)[i]) != bits_from(value))
             fail_msg("%s %d: %08x * %g: code %02x, not %02x; decoded %08x, not %08x", level_names[level], format,
-                     bits_from(x[i]), (double)scale, codes[i], code, bits_from(q.target.decoded[i]), bits_from(value));
+                     bits_from(x[i]), (double)scale, codes[i], code, bits_from(decoded_of(&q)[i]), bits_from(value));
         if (fabsf(x[i]) > amax) amax = fabsf(x[i]);
     }
     assert_int_equal(bits_from(q.amax), bits_from(amax));
@@ -71,14 +71,14 @@ static void odd_lengths_and_missing_outputs_give_the_same_values(void **state) {
             qe_op op = {.kind = QE_OP_QUANTIZE, .args.quantize = {x, 1, count, whole.target}};
             op_run(level, &op);
             op.args.quantize.target = part.target;
-            op.args.quantize.target.decoded = NULL;
+            op.args.quantize.target.operand.codes = NULL;
             op_run(level, &op);
-            op.args.quantize.target.decoded = part.target.decoded;
+            op.args.quantize.target.operand.codes = part.target.operand.codes;
             op.args.quantize.target.retained.codes = NULL;
             op.args.quantize.target.amax = NULL;
             op_run(level, &op);
             assert_same_bits(whole.target.retained.codes, part.target.retained.codes, count);
-            assert_same_bits(whole.target.decoded, part.target.decoded, count * sizeof(float));
+            assert_same_bits(decoded_of(&whole), decoded_of(&part), count * sizeof(float));
             assert_int_equal(bits_from(whole.amax), bits_from(part.amax));
             quantized_deinit(&whole);
             quantized_deinit(&part);
@@ -134,9 +134,9 @@ static void bf16_and_fp32_keep_what_the_codec_keeps(void **state) {
         for (uint32_t i = 0; i < COUNT; ++i) {
             const uint16_t code = qe_bf16_encode(x[i]);
             assert_int_equal(((uint16_t *)half.target.retained.codes)[i], code);
-            assert_int_equal(bits_from(half.target.decoded[i]), bits_from(qe_bf16_decode(code)));
+            assert_int_equal(bits_from(decoded_of(&half)[i]), bits_from(qe_bf16_decode(code)));
         }
-        assert_same_bits(full.target.decoded, x, COUNT * sizeof(float));
+        assert_same_bits(decoded_of(&full), x, COUNT * sizeof(float));
         assert_same_bits(full.target.retained.codes, x, COUNT * sizeof(float));
         quantized_deinit(&half);
         quantized_deinit(&full);
@@ -205,7 +205,7 @@ static void check_block(int level, uint32_t rows, uint32_t columns, int is_weigh
             assert_int_equal(bits_from(inverse), bits_from(1.0f / kept));
             assert_int_equal(codes[at], qe_fp8_encode(QE_FORMAT_E4M3, x[at] * kept));
             const float decoded = qe_fp8_decode(QE_FORMAT_E4M3, qe_fp8_encode(QE_FORMAT_E4M3, x[at] * used)) / used;
-            assert_int_equal(bits_from(q.target.decoded[at]), bits_from(decoded));
+            assert_int_equal(bits_from(decoded_of(&q)[at]), bits_from(decoded));
         }
     free(keeps);
     free(uses);
@@ -262,6 +262,60 @@ static void retained_blocks_decode_with_the_scale_of_their_block(void **state) {
     free(scratch);
 }
 
+/* Bytes of retained codes, or of whatever a format keeps in their place. */
+static void assert_same_quantized(const quantized *a, const quantized *b, size_t count) {
+    const qe_qtensor *x = &a->target.retained, *y = &b->target.retained;
+    assert_same_bits(decoded_of(a), decoded_of(b), count * sizeof(float));
+    assert_same_bits(x->codes, y->codes, count * qe_format_bytes((qe_format)x->format));
+    if (x->scale_inv) assert_same_bits(x->scale_inv, y->scale_inv, count * sizeof(float));
+    assert_int_equal(bits_from(a->amax), bits_from(b->amax));
+}
+
+/* keeps: what of the target is set; 1 the operand, 2 the retained codes. */
+static void check_norm_backward(int level, uint8_t recipe, uint8_t format, int keeps) {
+    enum { ROWS = 133, HIDDEN = 139, COUNT = ROWS * HIDDEN };
+    float *dy = random_floats(COUNT, 1.0f, 1), *x = random_floats(COUNT, 2.0f, 2), *rstd = random_floats(ROWS, 1.0f, 3);
+    float *gain = random_floats(HIDDEN, 1.5f, 4), *residual = random_floats(COUNT, 1.0f, 5);
+    float *dx[2] = {floats_of(COUNT), floats_of(COUNT)}, *grad[2] = {floats_of(HIDDEN), floats_of(HIDDEN)};
+    quantized q[2];
+    for (int i = 0; i < 2; ++i) quantized_init(&q[i], recipe, format, ROWS, HIDDEN, 0);
+    q[0].scale = q[1].scale = 3.7f;
+    qe_op op = {.kind = QE_OP_NORM_BACKWARD,
+                .args.norm_backward = {.dy = dy, .x = x, .rstd = rstd, .gain = gain, .residual = residual, .dx = dx[0],
+                                       .gain_grad = grad[0], .rows = ROWS, .hidden = HIDDEN, .set = 1}};
+    op_run(level, &op);
+    qe_op quantize = {.kind = QE_OP_QUANTIZE,
+                      .args.quantize = {.x = dx[0], .rows = ROWS, .columns = HIDDEN, .target = q[0].target}};
+    if (!(keeps & 1)) quantize.args.quantize.target.operand.codes = NULL;
+    if (!(keeps & 2)) quantize.args.quantize.target.retained.codes = NULL;
+    op_run(level, &quantize);
+    op.args.norm_backward.dx = dx[1];
+    op.args.norm_backward.gain_grad = grad[1];
+    op.args.norm_backward.target = quantize.args.quantize.target;
+    op.args.norm_backward.target.operand.codes = keeps & 1 ? decoded_of(&q[1]) : NULL;
+    op.args.norm_backward.target.retained.codes = keeps & 2 ? q[1].target.retained.codes : NULL;
+    op.args.norm_backward.target.retained.scale_inv = q[1].target.retained.scale_inv;
+    op.args.norm_backward.target.scale = q[1].target.scale;
+    op.args.norm_backward.target.amax = q[1].target.amax;
+    op_run(level, &op);
+    assert_same_bits(dx[1], dx[0], COUNT * sizeof(float));
+    assert_same_bits(grad[1], grad[0], HIDDEN * sizeof(float));
+    assert_same_quantized(&q[1], &q[0], COUNT);
+    for (int i = 0; i < 2; ++i) quantized_deinit(&q[i]), free(dx[i]), free(grad[i]);
+    free(dy), free(x), free(rstd), free(gain), free(residual);
+}
+
+static void a_norms_gradient_quantized_at_once_has_the_bits_of_one_quantized_after(void **state) {
+    (void)state;
+    static const uint8_t kinds[][2] = {
+        {QE_RECIPE_DELAYED, QE_FORMAT_E4M3}, {QE_RECIPE_DELAYED, QE_FORMAT_E5M2}, {QE_RECIPE_CURRENT, QE_FORMAT_E5M2},
+        {QE_RECIPE_BLOCK, QE_FORMAT_E4M3},   {QE_RECIPE_BF16, QE_FORMAT_BF16},    {QE_RECIPE_FP32, QE_FORMAT_FP32},
+    };
+    for (int level = 0; level < LEVELS; ++level)
+        for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; ++kind)
+            for (int keeps = 1; keeps <= 3; ++keeps) check_norm_backward(level, kinds[kind][0], kinds[kind][1], keeps);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_bf16_value_quantizes_as_the_codec_says_at_every_level),
@@ -272,6 +326,7 @@ int main(void) {
         cmocka_unit_test(current_scaling_takes_its_scale_from_the_tensor_itself),
         cmocka_unit_test(blocks_and_edge_blocks_have_their_own_scales),
         cmocka_unit_test(retained_blocks_decode_with_the_scale_of_their_block),
+        cmocka_unit_test(a_norms_gradient_quantized_at_once_has_the_bits_of_one_quantized_after),
     };
     return cmocka_run_group_tests(tests, devices_open, devices_close);
 }

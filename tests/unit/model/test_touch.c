@@ -9,7 +9,7 @@ enum { REGION_GAP_BITS = 36, RANGES_MAX = 4096 };
 /* Something that ops point into. Addresses are made up: each region has 64 GiB to itself. */
 typedef enum region_kind {
     REGION_SLOT, REGION_WORK, REGION_TOKENS, REGION_LOSS, REGION_CONSTANTS, REGION_MASTER, REGION_GRAD, REGION_CODES,
-    REGION_SCALES, REGION_DECODED, REGION_SCALE
+    REGION_SCALES, REGION_OPERAND, REGION_SCALE
 } region_kind;
 
 typedef struct region {
@@ -76,11 +76,13 @@ static int allows(const qe_effect *effect, region_kind kind, const range *at, in
         return write && effect->kind == QE_EFFECT_BUFFER_WRITE && effect->begin <= at->begin && effect->end >= at->end;
     case REGION_MASTER: return !write && effect->kind == QE_EFFECT_WEIGHT_READ;
     case REGION_GRAD: return write && effect->kind == QE_EFFECT_GRAD_DEPOSIT;
-    case REGION_CODES: return write && effect->kind == QE_EFFECT_CACHE_FILL && (effect->layouts & QE_LAYOUT_CODES);
-    case REGION_SCALES: return write && effect->kind == QE_EFFECT_CACHE_FILL;
-    case REGION_DECODED:
+    case REGION_CODES:
         return effect->kind == (write ? QE_EFFECT_CACHE_FILL : QE_EFFECT_CACHE_USE) &&
-               (effect->layouts & QE_LAYOUT_DECODED);
+               (effect->layouts & QE_LAYOUT_CODES);
+    case REGION_SCALES: return effect->kind == (write ? QE_EFFECT_CACHE_FILL : QE_EFFECT_CACHE_USE);
+    case REGION_OPERAND:
+        return effect->kind == (write ? QE_EFFECT_CACHE_FILL : QE_EFFECT_CACHE_USE) &&
+               (effect->layouts & QE_LAYOUT_OPERAND);
     case REGION_SCALE: return effect->kind == (write ? QE_EFFECT_SCALE_RECORD : QE_EFFECT_SCALE_USE);
     case REGION_CONSTANTS: break;
     }
@@ -135,6 +137,16 @@ static void touch(lab *l, const void *at, uint64_t bytes, int write) {
 static void reads(lab *l, const void *at, uint64_t count) { touch(l, at, count * 4, 0); }
 static void writes(lab *l, const void *at, uint64_t count) { touch(l, at, count * 4, 1); }
 
+/* Activations are as wide as the backend's. */
+static uint64_t active(const lab *l, uint64_t count) {
+    return count * qe_format_bytes((qe_format)qe_model_config_of(l->model)->numerics.activation);
+}
+
+static void reads_active(lab *l, const void *at, uint64_t count) { touch(l, at, active(l, count), 0); }
+static void writes_active(lab *l, const void *at, uint64_t count) { touch(l, at, active(l, count), 1); }
+
+static int takes_codes(const lab *l) { return qe_model_config_of(l->model)->numerics.operands == QE_OPERANDS_CODES; }
+
 static uint64_t scale_count(const qe_qtensor *t) {
     uint64_t row_blocks = (t->rows + QE_BLOCK - 1) / QE_BLOCK, column_blocks = (t->columns + QE_BLOCK - 1) / QE_BLOCK;
     switch ((qe_blocking)t->blocking) {
@@ -151,44 +163,64 @@ static void qtensor(lab *l, const qe_qtensor *t, int write) {
     touch(l, t->scale_inv, scale_count(t) * sizeof(float), write);
 }
 
-static void target(lab *l, const qe_quantize_target *t, uint64_t rows, uint64_t columns) {
-    assert_int_equal(t->recipe, qe_model_table()->recipe(l->model)->kind);
+static int is_wide(uint8_t format) { return format == QE_FORMAT_FP32 || format == QE_FORMAT_BF16; }
+
+/* What a product takes: values as the backend computes with them, or 8-bit codes with their inverse scale. */
+static void operand(lab *l, const qe_qtensor *t, uint64_t rows, uint64_t columns, int write) {
+    assert_int_equal(t->rows, rows);
+    assert_int_equal(t->columns, columns);
+    assert_true(takes_codes(l) || (t->format == QE_FORMAT_FP32 && !t->transposed));
+    assert_int_equal(t->scale_inv != NULL, !is_wide(t->format));
+    assert_int_equal(t->blocking, QE_BLOCKING_TENSOR);
+    assert_non_null(t->codes);
+    qtensor(l, t, write);
+}
+
+static void target(lab *l, const qe_quantize_target *t, uint64_t rows, uint64_t columns, qe_recipe_kind recipe) {
+    assert_int_equal(t->recipe, recipe);
     if (t->retained.codes != NULL) {
         assert_int_equal(t->retained.rows, rows);
         assert_int_equal(t->retained.columns, columns);
     }
     reads(l, t->scale, 1);
     writes(l, t->amax, 1);
-    writes(l, t->decoded, rows * columns);
+    operand(l, &t->operand, rows, columns, 1);
     qtensor(l, &t->retained, 1);
 }
 
+static qe_recipe_kind recipe_of(const lab *l) { return qe_model_table()->recipe(l->model)->kind; }
+
 static void norm(lab *l, const qe_args_norm *a, int quantizes) {
-    reads(l, a->x, (uint64_t)a->rows * a->hidden);
+    reads_active(l, a->x, (uint64_t)a->rows * a->hidden);
     reads(l, a->gain, a->hidden);
     writes(l, a->rstd, a->rows);
-    if (quantizes) target(l, &a->target, a->rows, a->hidden);
-    else writes(l, a->y, (uint64_t)a->rows * a->hidden);
+    if (quantizes) target(l, &a->target, a->rows, a->hidden, recipe_of(l));
+    else writes_active(l, a->y, (uint64_t)a->rows * a->hidden);
 }
 
 static void norm_backward(lab *l, const qe_args_norm_backward *a) {
     uint64_t all = (uint64_t)a->rows * a->hidden;
-    reads(l, a->dy, all);
-    reads(l, a->x, all);
+    reads_active(l, a->dy, all);
+    reads_active(l, a->x, all);
     reads(l, a->rstd, a->rows);
     reads(l, a->gain, a->hidden);
-    reads(l, a->residual, all);
-    writes(l, a->dx, all);
+    reads_active(l, a->residual, all);
+    writes_active(l, a->dx, all);
     writes(l, a->gain_grad, a->hidden);
+    assert_int_equal(a->partials != NULL, takes_codes(l));
+    writes(l, a->partials, (uint64_t)QE_GAIN_PARTIALS * a->hidden);
+    if (a->target.operand.codes != NULL) target(l, &a->target, a->rows, a->hidden, recipe_of(l));
+    else assert_null(a->target.retained.codes);
 }
 
 static void weight_grad(lab *l, const qe_args_linear_weight_grad *a) {
     qtensor(l, &a->x, 0);
     qtensor(l, &a->dy, 0);
-    if (a->x.format != QE_FORMAT_FP32) assert_non_null(a->scratch_x);
-    if (a->dy.format != QE_FORMAT_FP32) assert_non_null(a->scratch_dy);
-    writes(l, a->scratch_x, (uint64_t)a->rows * a->in);
-    writes(l, a->scratch_dy, (uint64_t)a->rows * a->out);
+    const int decodes = takes_codes(l) ? a->x.blocking != QE_BLOCKING_TENSOR : a->x.format != QE_FORMAT_FP32;
+    if (decodes) assert_non_null(a->scratch_x);
+    if (decodes) assert_non_null(a->scratch_dy);
+    writes_active(l, a->scratch_x, (uint64_t)a->rows * a->in);
+    writes_active(l, a->scratch_dy, (uint64_t)a->rows * a->out);
     writes(l, a->grad, (uint64_t)a->in * a->out);
 }
 
@@ -196,27 +228,33 @@ static void rope(lab *l, const qe_args_rope *a, int quantizes) {
     uint64_t columns = (uint64_t)(a->heads + 2 * a->kv_heads) * a->head_dim;
     reads(l, a->cosine, (uint64_t)a->sequence * a->head_dim / 2);
     reads(l, a->sine, (uint64_t)a->sequence * a->head_dim / 2);
-    reads(l, a->qkv, a->rows * columns);
-    writes(l, a->qkv, a->rows * columns);
-    if (quantizes) target(l, &a->target, a->rows, columns);
+    reads_active(l, a->qkv, a->rows * columns);
+    writes_active(l, a->qkv, a->rows * columns);
+    if (quantizes) target(l, &a->target, a->rows, columns, recipe_of(l));
+}
+
+static void attention_scratch(lab *l, const void *at, uint64_t sequence, uint64_t head_dim) {
+    if (!takes_codes(l)) writes(l, at, qe_attention_scratch_floats(sequence, head_dim)); /* else the backend's own */
 }
 
 static void attention(lab *l, const qe_args_attention *a) {
     uint64_t rows = (uint64_t)a->sequences * a->sequence;
-    reads(l, a->qkv, rows * (a->heads + 2 * a->kv_heads) * a->head_dim);
+    reads_active(l, a->qkv, rows * (a->heads + 2 * a->kv_heads) * a->head_dim);
     writes(l, a->lse, rows * a->heads);
-    writes(l, a->scratch, qe_attention_scratch_floats(a->sequence, a->head_dim));
-    writes(l, a->out, rows * a->heads * a->head_dim);
+    attention_scratch(l, a->scratch, a->sequence, a->head_dim);
+    writes_active(l, a->out, rows * a->heads * a->head_dim);
 }
 
 static void attention_backward(lab *l, const qe_args_attention_backward *a) {
     uint64_t rows = (uint64_t)a->sequences * a->sequence;
     uint64_t columns = (uint64_t)(a->heads + 2 * a->kv_heads) * a->head_dim;
-    reads(l, a->qkv, rows * columns);
+    reads_active(l, a->qkv, rows * columns);
+    assert_int_equal(a->out != NULL, takes_codes(l));
+    reads_active(l, a->out, rows * a->heads * a->head_dim);
     reads(l, a->lse, rows * a->heads);
-    reads(l, a->dout, rows * a->heads * a->head_dim);
-    writes(l, a->scratch, qe_attention_scratch_floats(a->sequence, a->head_dim));
-    writes(l, a->dqkv, rows * columns);
+    reads_active(l, a->dout, rows * a->heads * a->head_dim);
+    attention_scratch(l, a->scratch, a->sequence, a->head_dim);
+    writes_active(l, a->dqkv, rows * columns);
 }
 
 static void ends(lab *l, const qe_op *op) {
@@ -225,48 +263,65 @@ static void ends(lab *l, const qe_op *op) {
         uint64_t vocab = qe_model_config_of(l->model)->vocab;
         reads(l, a->tokens, a->tokens_count);
         reads(l, a->table, vocab * a->hidden);
-        writes(l, a->y, (uint64_t)a->tokens_count * a->hidden);
+        writes_active(l, a->y, (uint64_t)a->tokens_count * a->hidden);
     } else if (op->kind == QE_OP_EMBED_BACKWARD) {
         const qe_args_embed_backward *a = &op->args.embed_backward;
         reads(l, a->tokens, a->tokens_count);
-        reads(l, a->dy, (uint64_t)a->tokens_count * a->hidden);
+        reads_active(l, a->dy, (uint64_t)a->tokens_count * a->hidden);
         writes(l, a->grad, (uint64_t)a->vocab * a->hidden);
     } else {
         const qe_args_cross_entropy *a = &op->args.cross_entropy;
         reads(l, a->targets, a->rows);
-        reads(l, a->logits, (uint64_t)a->rows * a->vocab);
-        writes(l, a->logits, (uint64_t)a->rows * a->vocab);
+        reads_active(l, a->logits, (uint64_t)a->rows * a->vocab);
+        writes_active(l, a->logits, (uint64_t)a->rows * a->vocab);
         writes(l, a->loss, 2);
+        assert_int_equal(a->row_losses != NULL, takes_codes(l));
+        writes(l, a->row_losses, 2ull * a->rows);
     }
 }
 
 static void linear(lab *l, const qe_op *op) {
     if (op->kind == QE_OP_LINEAR) {
         const qe_args_linear *a = &op->args.linear;
-        reads(l, a->x, (uint64_t)a->rows * a->in);
-        reads(l, a->w, (uint64_t)a->in * a->out);
-        reads(l, a->residual, (uint64_t)a->rows * a->out);
-        writes(l, a->y, (uint64_t)a->rows * a->out);
+        operand(l, &a->x, a->rows, a->in, 0);
+        operand(l, &a->w, a->out, a->in, 0);
+        assert_false(a->x.transposed || a->w.transposed);
+        reads_active(l, a->residual, (uint64_t)a->rows * a->out);
+        writes_active(l, a->y, (uint64_t)a->rows * a->out);
     } else {
         const qe_args_linear_input_grad *a = &op->args.linear_input_grad;
-        reads(l, a->dy, (uint64_t)a->rows * a->out);
-        reads(l, a->w, (uint64_t)a->in * a->out);
-        writes(l, a->dx, (uint64_t)a->rows * a->in);
+        operand(l, &a->dy, a->rows, a->out, 0);
+        operand(l, &a->w, a->out, a->in, 0);
+        assert_false(a->dy.transposed);
+        assert_int_equal(a->w.transposed, !is_wide(a->w.format));
+        writes_active(l, a->dx, (uint64_t)a->rows * a->in);
     }
 }
 
 static void activation(lab *l, const qe_op *op) {
     if (op->kind == QE_OP_SWIGLU_QUANTIZE) {
         const qe_args_swiglu *a = &op->args.swiglu;
-        reads(l, a->gate_up, 2ull * a->rows * a->ffn);
-        target(l, &a->target, a->rows, a->ffn);
+        reads_active(l, a->gate_up, 2ull * a->rows * a->ffn);
+        target(l, &a->target, a->rows, a->ffn, recipe_of(l));
     } else {
         const qe_args_swiglu_backward *a = &op->args.swiglu_backward;
-        reads(l, a->gate_up, 2ull * a->rows * a->ffn);
-        reads(l, a->dy, (uint64_t)a->rows * a->ffn);
-        writes(l, a->dgate_up, 2ull * a->rows * a->ffn);
-        target(l, &a->target, a->rows, 2ull * a->ffn);
+        reads_active(l, a->gate_up, 2ull * a->rows * a->ffn);
+        reads_active(l, a->dy, (uint64_t)a->rows * a->ffn);
+        writes_active(l, a->dgate_up, 2ull * a->rows * a->ffn);
+        target(l, &a->target, a->rows, 2ull * a->ffn, recipe_of(l));
     }
+}
+
+/* The head's copy is bf16 whatever the recipe; only products of codes need one. */
+static void quantize_weight(lab *l, const qe_args_quantize_weight *a) {
+    uint32_t weight = 0;
+    while (l->places[weight].master != a->w) weight++;
+    const qe_weight_info *info = qe_model_table()->weight(l->model, weight);
+    const int is_head = strcmp(info->name, "lm_head") == 0;
+    assert_int_equal(info->scaled, !is_head);
+    assert_true(!is_head || takes_codes(l));
+    reads(l, a->w, (uint64_t)a->rows * a->columns);
+    target(l, &a->target, a->rows, a->columns, is_head ? QE_RECIPE_BF16 : recipe_of(l));
 }
 
 static void touched(lab *l, const qe_op *op) {
@@ -278,14 +333,10 @@ static void touched(lab *l, const qe_op *op) {
     case QE_OP_NORM_QUANTIZE: norm(l, &op->args.norm, 1); break;
     case QE_OP_NORM_BACKWARD: norm_backward(l, &op->args.norm_backward); break;
     case QE_OP_QUANTIZE:
-        reads(l, op->args.quantize.x, (uint64_t)op->args.quantize.rows * op->args.quantize.columns);
-        target(l, &op->args.quantize.target, op->args.quantize.rows, op->args.quantize.columns);
+        reads_active(l, op->args.quantize.x, (uint64_t)op->args.quantize.rows * op->args.quantize.columns);
+        target(l, &op->args.quantize.target, op->args.quantize.rows, op->args.quantize.columns, recipe_of(l));
         break;
-    case QE_OP_QUANTIZE_WEIGHT:
-        reads(l, op->args.quantize_weight.w,
-              (uint64_t)op->args.quantize_weight.rows * op->args.quantize_weight.columns);
-        target(l, &op->args.quantize_weight.target, op->args.quantize_weight.rows, op->args.quantize_weight.columns);
-        break;
+    case QE_OP_QUANTIZE_WEIGHT: quantize_weight(l, &op->args.quantize_weight); break;
     case QE_OP_COPY:
         touch(l, op->args.copy.from, op->args.copy.bytes, 0);
         touch(l, op->args.copy.to, op->args.copy.bytes, 1);
@@ -345,8 +396,10 @@ static void add_weight(lab *l, uint32_t index, uint32_t *object) {
     uint64_t codes = ops->cache_code_bytes(l->model, index), scales = ops->cache_scale_count(l->model, index);
     if (codes > 0) place->cache_codes = add_region(l, REGION_CODES, codes, place->cache_object);
     if (scales > 0) place->cache_scale_inv = add_region(l, REGION_SCALES, scales * 4, place->cache_object);
-    place->cache_decoded = add_region(l, REGION_DECODED, values * 4, place->cache_object);
-    for (int role = 0; role < QE_SCALE_ROLES && ops->recipe(l->model)->kind == QE_RECIPE_DELAYED; role++) {
+    place->cache_operand =
+        add_region(l, REGION_OPERAND, ops->cache_operand_bytes(l->model, index), place->cache_object);
+    const int scaled = info->scaled && ops->recipe(l->model)->kind == QE_RECIPE_DELAYED;
+    for (int role = 0; role < QE_SCALE_ROLES && scaled; role++) {
         place->scale_object[role] = (*object)++;
         place->scale[role] = add_region(l, REGION_SCALE, sizeof(qe_scale_state), place->scale_object[role]);
     }
@@ -396,6 +449,45 @@ static qe_frame frame_of(lab *l, uint32_t stage, uint32_t stages, int training, 
     return frame;
 }
 
+/* Effects of a lowering, one after another. */
+typedef struct told {
+    qe_effect effects[RANGES_MAX];
+    uint32_t count;
+} told;
+
+static qe_status sink_effects(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
+    told *t = context;
+    (void)op;
+    assert_true(t->count + count <= RANGES_MAX);
+    memcpy(&t->effects[t->count], effects, count * sizeof *effects);
+    t->count += count;
+    return QE_OK;
+}
+
+/* A plan is made before there are addresses: what is declared may not depend on them. */
+static void addresses_change_no_effect(const lab *l, const qe_frame *frame, qe_phase which) {
+    static told with, without;
+    uint32_t count = qe_model_table()->weight_count(l->model);
+    qe_weight_place *places = calloc(count, sizeof *places);
+    qe_frame bare = *frame;
+    assert_non_null(places);
+    for (uint32_t i = 0; i < count; i++) {
+        const qe_weight_place *placed = &l->places[i];
+        places[i] = (qe_weight_place){.weight_object = placed->weight_object, .grad_object = placed->grad_object,
+                                      .cache_object = placed->cache_object};
+        memcpy(places[i].scale_object, placed->scale_object, sizeof places[i].scale_object);
+    }
+    bare.weights = places;
+    bare.work = NULL, bare.constants = NULL, bare.tokens = bare.targets = NULL, bare.loss = NULL;
+    for (int kind = 0; kind < QE_SLOT_KINDS; kind++) bare.slot[kind].at = NULL;
+    with.count = without.count = 0;
+    assert_int_equal(qe_model_table()->lower(l->model, frame, which, &(qe_sink){&with, sink_effects}), QE_OK);
+    assert_int_equal(qe_model_table()->lower(l->model, &bare, which, &(qe_sink){&without, sink_effects}), QE_OK);
+    assert_int_equal(with.count, without.count);
+    assert_memory_equal(with.effects, without.effects, with.count * sizeof *with.effects);
+    free(places);
+}
+
 static uint64_t judge_stage(const qe_model *model, uint32_t stage, uint32_t stages, int training) {
     static lab l;
     uint32_t object = 0;
@@ -411,22 +503,38 @@ static uint64_t judge_stage(const qe_model *model, uint32_t stage, uint32_t stag
     mark_arrived(&l, &frame.slot[QE_SLOT_IN_B]);
     if (training) phase(&l, &frame, QE_PHASE_I);
     if (training) phase(&l, &frame, QE_PHASE_W);
+    for (int which = QE_PHASE_FILL; which <= (training ? QE_PHASE_W : QE_PHASE_F); which++)
+        addresses_change_no_effect(&l, &frame, (qe_phase)which);
     for (uint32_t i = 0; i < l.region_count; i++) free(l.regions[i].written);
     free(l.places);
     return l.ops;
 }
 
-static void judge_config(const qe_model_config *config, int training) {
+/* Products of 8-bit codes want whole sixteens. */
+static int is_refused(const qe_model_config *config, int kind) {
+    int fp8 = kind == QE_RECIPE_DELAYED || kind == QE_RECIPE_CURRENT;
+    return config->numerics.operands == QE_OPERANDS_CODES && fp8 && config->hidden % 16 != 0;
+}
+
+static void judge_config(qe_model_config chosen, qe_numerics numerics, int training) {
+    const qe_model_config *config = &chosen;
+    chosen.numerics = numerics;
     for (int kind = 0; kind <= QE_RECIPE_FP32; kind++) {
         qe_recipe recipe = {.kind = (qe_recipe_kind)kind, .history_length = 4};
         qe_model *model;
         qe_error error = {0};
+        if (is_refused(config, kind)) {
+            assert_int_equal(qe_model_create(config, &recipe, &model, &error), QE_ERROR_ARGUMENT);
+            assert_non_null(strstr(error.message, "whole sixteens"));
+            continue;
+        }
         must(qe_model_create(config, &recipe, &model, &error), &error, "model");
         for (uint32_t stages = 1; stages <= config->layers; stages++) {
             uint64_t ops = 0;
             for (uint32_t stage = 0; stage < stages; stage++) ops += judge_stage(model, stage, stages, training);
-            enum { FILL = 4, F = 10, I = 11, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
-            uint64_t expected = config->layers * (FILL + F) + FEEDS + ENDS_F + COLLECT;
+            enum { FILL = 4, F = 10, I = 10, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
+            uint64_t fill_head = config->numerics.operands == QE_OPERANDS_CODES;
+            uint64_t expected = config->layers * (FILL + F) + fill_head + FEEDS + ENDS_F + COLLECT;
             if (training) expected += config->layers * (I + W) + ENDS_I + ENDS_W;
             assert_int_equal(ops, expected); /* a cut adds no op */
         }
@@ -440,22 +548,38 @@ static const qe_model_config small = {.layers = 4, .hidden = 32, .heads = 4, .kv
 static const qe_model_config odd = {.layers = 3, .hidden = 150, .heads = 5, .kv_heads = 1, .ffn = 201, .vocab = 67,
                                     .sequence = 47, .sequences = 3, .rope_theta = 1e4f, .norm_epsilon = 1e-5f};
 
+static const qe_numerics values = {QE_FORMAT_FP32, QE_OPERANDS_DECODED}, codes = {QE_FORMAT_BF16, QE_OPERANDS_CODES};
+
 static void a_training_stage_touches_what_it_declares_and_declares_what_it_touches(void **state) {
     (void)state;
-    judge_config(&small, 1);
-    judge_config(&odd, 1);
+    judge_config(small, values, 1);
+    judge_config(odd, values, 1);
+}
+
+static void a_training_stage_does_so_too_where_products_take_codes(void **state) {
+    (void)state;
+    judge_config(small, codes, 1);
+    judge_config(odd, codes, 1);
 }
 
 static void an_evaluating_stage_touches_what_it_declares_and_declares_what_it_touches(void **state) {
     (void)state;
-    judge_config(&small, 0);
-    judge_config(&odd, 0);
+    judge_config(small, values, 0);
+    judge_config(odd, values, 0);
+}
+
+static void an_evaluating_stage_does_so_too_where_products_take_codes(void **state) {
+    (void)state;
+    judge_config(small, codes, 0);
+    judge_config(odd, codes, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_training_stage_touches_what_it_declares_and_declares_what_it_touches),
         cmocka_unit_test(an_evaluating_stage_touches_what_it_declares_and_declares_what_it_touches),
+        cmocka_unit_test(a_training_stage_does_so_too_where_products_take_codes),
+        cmocka_unit_test(an_evaluating_stage_does_so_too_where_products_take_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,20 +141,25 @@ static void *move_memory(world *w, uint32_t weight, int which) {
     qe_weight_place *place = &rank->places[weight];
     const qe_weight_info *info = qe_model_table()->weight(w->model, weight);
     uint64_t bytes = (uint64_t)info->rows * info->columns * sizeof(float);
-    float **const memories[MEMORIES] = {&rank->moment1[weight], &rank->moment2[weight], &place->grad,
-                                        &place->cache_decoded};
-    float *left = *memories[which], *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), &w->error);
+    void *left[MEMORIES] = {rank->moment1[weight], rank->moment2[weight], place->grad, place->cache_operand};
+    void *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), &w->error);
     assert_non_null(moved);
-    memcpy(moved, left, bytes);
-    *memories[which] = moved;
-    if (left == rank->train.places[weight].cache_decoded) place->cache_key = qe_rank_behind(moved, bytes);
-    return left;
+    memcpy(moved, left[which], bytes);
+    switch (which) {
+    case 0: rank->moment1[weight] = moved; break;
+    case 1: rank->moment2[weight] = moved; break;
+    case 2: place->grad = moved; break;
+    default:
+        place->cache_operand = moved;
+        place->cache_key = qe_rank_behind(moved, bytes);
+    }
+    return left[which];
 }
 
 static void *move_part(world *w, int part, qe_scale_state *scale_out) {
     qe_rank *rank = &w->team->ranks[0];
     uint32_t weight = rank->team->plan->weight_count / 2;
-    while (!qe_model_table()->weight(w->model, weight)->quantized) weight++;
+    while (!qe_model_table()->weight(w->model, weight)->scaled) weight++;
     if (part < MEMORIES) return move_memory(w, weight, part);
     *scale_out = *rank->places[weight].scale[part - MEMORIES];
     rank->places[weight].scale[part - MEMORIES] = scale_out;

@@ -92,6 +92,42 @@ static void an_undeclared_write_is_trapped_before_it_reaches_a_weight(void **sta
         }
 }
 
+static int verdict_is_lost; /* once */
+
+static qe_status read_or_lose(qe_device *device, void *to, const void *from, size_t bytes, qe_error *error_out) {
+    if (bytes != sizeof(qe_guard_fault) || !verdict_is_lost)
+        return qe_host_backend()->memory->read(device, to, from, bytes, error_out);
+    verdict_is_lost = 0;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "planted: read");
+}
+
+/* The step fails of something else before anybody looks at what a guard saw: that is not told of the next step. */
+static void a_guard_that_fired_in_a_failed_step_says_nothing_of_the_next(void **state) {
+    (void)state;
+    world w, quiet;
+    qe_backend backend;
+    qe_graph_ops graph;
+    qe_memory_ops memory = *qe_host_backend()->memory;
+    world_options options = {.capture = QE_CAPTURE_ACTION}, usual = {.capture = QE_CAPTURE_ACTION, .schedule = "1f1b"};
+    world_open(&quiet, &usual);
+    steps(&quiet, STEPS);
+    open_rogue_world(&w, &options, &backend, &graph);
+    memory.read = read_or_lose;
+    backend.memory = &memory;
+    steps(&w, 2);
+    world_hash before = world_state(&w);
+    plant(&w, object_named(&w, victims[2].object), 4);
+    verdict_is_lost = 1;
+    assert_int_equal(world_try_step(&w, 0), QE_ERROR_DEVICE);
+    assert_false(verdict_is_lost);
+    assert_true(w.team->ranks[0].train.fault->fired); /* on the device, and nobody read it */
+    assert_string_equal(before.text, world_state(&w).text);
+    steps(&w, STEPS - 2);
+    assert_string_equal(world_state(&quiet).text, world_state(&w).text);
+    world_close(&w);
+    world_close(&quiet);
+}
+
 /* Behind the last look before the commit only the commit's own graph can see it: too late to give the step up. */
 static void a_write_in_front_of_the_commit_is_trapped_and_the_state_is_shown_to_nobody(void **state) {
     (void)state;
@@ -174,6 +210,7 @@ static void a_commit_behind_a_guard_that_fired_is_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_undeclared_write_is_trapped_before_it_reaches_a_weight),
+        cmocka_unit_test(a_guard_that_fired_in_a_failed_step_says_nothing_of_the_next),
         cmocka_unit_test(a_write_in_front_of_the_commit_is_trapped_and_the_state_is_shown_to_nobody),
         cmocka_unit_test(without_contracts_nobody_sees_it),
         cmocka_unit_test(words_count_what_was_done),

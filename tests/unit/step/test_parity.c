@@ -268,7 +268,7 @@ static void the_state_hash_covers_moments_and_scales_and_no_amax_or_gradient(voi
         expect_hashed(&w, &rank->moment1[weight][last], 1);
         expect_hashed(&w, &rank->moment2[weight][last], 1);
         expect_hashed(&w, &rank->places[weight].grad[last], 0);
-        for (int role = 0; role < QE_SCALE_ROLES && info->quantized; role++) {
+        for (int role = 0; role < QE_SCALE_ROLES && info->scaled; role++) {
             qe_scale_state *scale = rank->places[weight].scale[role];
             expect_hashed(&w, &scale->scale, 1);
             expect_hashed(&w, &scale->history[0], 1);

@@ -116,8 +116,9 @@ static void tile_forward(host_sgemm *sgemm, const tile *t, const head_view *view
 static void head_forward(const qe_args_attention *args, host_sgemm *sgemm, size_t s, size_t head, const room *r) {
     const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
     const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
-    const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
-    float *out = args->out + s * sequence * view.out_pitch + head * head_dim;
+    const float *qkv = (const float *)args->qkv + s * sequence * columns;
+    const head_view view = view_of(qkv, heads, args->kv_heads, head_dim, head);
+    float *out = (float *)args->out + s * sequence * view.out_pitch + head * head_dim;
     float *lse = args->lse + (s * heads + head) * sequence;
     if (head % (heads / args->kv_heads) == 0) head_turn(view.k, view.pitch, sequence, head_dim, r->pitch, r->k_turned);
     for (size_t first = 0; first < sequence; first += QE_ATTENTION_ROWS) {
@@ -176,10 +177,11 @@ static void head_backward(const qe_args_attention_backward *args, host_sgemm *sg
     const size_t sequence = args->sequence, heads = args->heads, head_dim = args->head_dim;
     const size_t group = heads / args->kv_heads, kv = head / group;
     const size_t columns = (heads + 2 * args->kv_heads) * head_dim;
-    const head_view view = view_of(args->qkv + s * sequence * columns, heads, args->kv_heads, head_dim, head);
-    float *dqkv = args->dqkv + s * sequence * columns;
+    const float *qkv = (const float *)args->qkv + s * sequence * columns;
+    const head_view view = view_of(qkv, heads, args->kv_heads, head_dim, head);
+    float *dqkv = (float *)args->dqkv + s * sequence * columns;
     const head_gradient gradient = {
-        .dout = args->dout + s * sequence * view.out_pitch + head * head_dim,
+        .dout = (const float *)args->dout + s * sequence * view.out_pitch + head * head_dim,
         .dq = dqkv + head * head_dim,
         .dk = dqkv + (heads + kv) * head_dim,
         .dv = dqkv + (heads + args->kv_heads + kv) * head_dim,

@@ -28,7 +28,7 @@ static void row_scale(float *row, size_t count, float factor) {
 /* Returns the row's loss. */
 static double loss_row(const qe_args_cross_entropy *args, size_t row) {
     const size_t vocab = args->vocab;
-    float *z = args->logits + row * vocab;
+    float *z = (float *)args->logits + row * vocab;
     const int32_t target = args->targets[row];
     if (target < 0) {
         if (args->backward) memset(z, 0, vocab * sizeof(float));

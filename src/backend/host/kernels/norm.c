@@ -15,9 +15,10 @@ static float norm_row(const float *x, const float *gain, size_t hidden, float ep
 }
 
 static void norm_rows(const qe_args_norm *args, size_t row, size_t count, float *y) {
+    const float *x = args->x;
     for (size_t end = row + count; row < end; ++row) {
         const size_t at = row * args->hidden;
-        args->rstd[row] = norm_row(args->x + at, args->gain, args->hidden, args->epsilon, y + at);
+        args->rstd[row] = norm_row(x + at, args->gain, args->hidden, args->epsilon, y + at);
     }
 }
 
@@ -25,7 +26,7 @@ void KERNEL(norm)(const qe_args_norm *args) { norm_rows(args, 0, args->rows, arg
 
 void KERNEL(norm_quantize)(const qe_args_norm *args) {
     const size_t chunk = quantizer_chunk(args->hidden);
-    float *y = args->target.decoded;
+    float *y = args->target.operand.codes;
     quantizer q;
     QE_ASSERT(y);
     KERNEL(quantizer_begin)(&q, &args->target, args->rows, args->hidden, 0);
@@ -42,7 +43,8 @@ enum { GAIN_COLUMNS = 64 }; /* sums of one pass over the rows: four of the wides
 static void gain_columns(const qe_args_norm_backward *args, size_t column, size_t count) {
     float sums[GAIN_COLUMNS] = {0};
     for (size_t row = 0; row < args->rows; ++row) {
-        const float *dy = args->dy + row * args->hidden + column, *x = args->x + row * args->hidden + column;
+        const size_t at = row * args->hidden + column;
+        const float *dy = (const float *)args->dy + at, *x = (const float *)args->x + at;
         const float rstd = args->rstd[row];
         KERNEL_VECTOR
         for (size_t i = 0; i < count; ++i) sums[i] += dy[i] * (x[i] * rstd);
@@ -59,9 +61,9 @@ static void gain_backward(const qe_args_norm_backward *args) {
 
 static void row_backward(const qe_args_norm_backward *args, size_t row) {
     const size_t hidden = args->hidden, at = row * hidden;
-    const float *dy = args->dy + at, *x = args->x + at, *gain = args->gain;
-    const float *residual = args->residual ? args->residual + at : NULL;
-    float *dx = args->dx + at;
+    const float *dy = (const float *)args->dy + at, *x = (const float *)args->x + at, *gain = args->gain;
+    const float *residual = args->residual ? (const float *)args->residual + at : NULL;
+    float *dx = (float *)args->dx + at;
     const float rstd = args->rstd[row];
     const float mean = row_dot3(dy, gain, x, hidden) * rstd / (float)hidden;
     if (residual) {
@@ -76,4 +78,7 @@ static void row_backward(const qe_args_norm_backward *args, size_t row) {
 void KERNEL(norm_backward)(const qe_args_norm_backward *args) {
     if (args->gain_grad) gain_backward(args); /* first: dx may be written over dy */
     for (size_t row = 0; row < args->rows; ++row) row_backward(args, row);
+    const qe_quantize_target *target = &args->target;
+    if (!target->operand.codes && !target->retained.codes) return;
+    KERNEL(quantize)(&(qe_args_quantize){args->dx, args->rows, args->hidden, *target});
 }

@@ -89,7 +89,7 @@ void KERNEL(quantizer_begin)(quantizer *q, const qe_quantize_target *target, siz
 /* `count` values from the `at`-th on, of the recipes that need one scale known beforehand. */
 static void quantizer_span(quantizer *q, const float *x, size_t at, size_t count) {
     const qe_quantize_target *target = q->target;
-    float *decoded = target->decoded ? target->decoded + at : NULL;
+    float *decoded = target->operand.codes ? (float *)target->operand.codes + at : NULL;
     void *codes = target->retained.codes;
     if (target->recipe == QE_RECIPE_BF16) {
         bf16_span(x, count, codes ? (uint16_t *)codes + at : NULL, decoded);
@@ -125,7 +125,8 @@ static void block_rows(const quantizer *q, const float *x) {
         for (size_t column = 0; column < q->columns; column += QE_BLOCK) {
             const size_t at = row * q->columns + column, count = smaller(QE_BLOCK, q->columns - column);
             const float scale = block_scale(q->target, span_amax(x + at, count));
-            span(q->target->format, x + at, count, scale, qe_scale_inverse(scale), NULL, q->target->decoded + at);
+            span(q->target->format, x + at, count, scale, qe_scale_inverse(scale), NULL,
+                 (float *)q->target->operand.codes + at);
         }
 }
 
@@ -186,7 +187,7 @@ static float block_tile(const quantizer *q, const float *x, size_t at, size_t ro
     }
     const float scale = block_scale(q->target, amax), scale_inv = qe_scale_inverse(scale);
     uint8_t *codes = q->target->retained.codes;
-    float *decoded = q->target->decoded;
+    float *decoded = q->target->operand.codes;
     for (size_t row = 0; row < rows; ++row, at += q->columns)
         span(q->target->format, x + at, columns, scale, scale_inv, codes ? codes + at : NULL,
              decoded ? decoded + at : NULL);
@@ -209,8 +210,8 @@ static void block_end(const quantizer *q, const float *x) {
         block_tiles(q, x);
         return;
     }
-    if (q->target->retained.codes) block_columns(q, x); /* first: `decoded` may be x itself */
-    if (q->target->decoded) block_rows(q, x);
+    if (q->target->retained.codes) block_columns(q, x); /* first: `operand` may be x itself */
+    if (q->target->operand.codes) block_rows(q, x);
 }
 
 void KERNEL(quantizer_end)(quantizer *q, const float *x) {

@@ -17,11 +17,11 @@ KERNEL_INLINE void head_rotate(float *head, const float *cosine, const float *si
 KERNEL_INLINE void rows_rotate(const qe_args_rope *args, size_t row, size_t count, int back) {
     const size_t half = args->head_dim / 2, turned = args->heads + args->kv_heads;
     const size_t columns = (size_t)(args->heads + 2 * args->kv_heads) * args->head_dim;
+    float *qkv = args->qkv;
     for (size_t end = row + count; row < end; ++row) {
         const size_t at = row % args->sequence * half;
         for (size_t head = 0; head < turned; ++head)
-            head_rotate(args->qkv + row * columns + head * args->head_dim, args->cosine + at, args->sine + at, half,
-                        back);
+            head_rotate(qkv + row * columns + head * args->head_dim, args->cosine + at, args->sine + at, half, back);
     }
 }
 
@@ -35,7 +35,7 @@ void KERNEL(rope_backward_quantize)(const qe_args_rope *args) {
     for (size_t row = 0; row < args->rows; row += chunk) {
         const size_t count = args->rows - row < chunk ? args->rows - row : chunk;
         rows_rotate(args, row, count, 1);
-        KERNEL(quantizer_rows)(&q, args->qkv + row * columns, row, count);
+        KERNEL(quantizer_rows)(&q, (float *)args->qkv + row * columns, row, count);
     }
     KERNEL(quantizer_end)(&q, args->qkv);
 }

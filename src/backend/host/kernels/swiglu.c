@@ -22,14 +22,15 @@ static void swiglu_backward_row(const float *gate, const float *up, const float 
 
 void KERNEL(swiglu_quantize)(const qe_args_swiglu *args) {
     const size_t ffn = args->ffn, chunk = quantizer_chunk(ffn);
-    float *y = args->target.decoded ? args->target.decoded : args->decoded_scratch;
+    const float *gate_up = args->gate_up;
+    float *y = args->target.operand.codes ? args->target.operand.codes : args->decoded_scratch;
     quantizer q;
     QE_ASSERT(y);
     KERNEL(quantizer_begin)(&q, &args->target, args->rows, ffn, 0);
     for (size_t row = 0; row < args->rows; row += chunk) {
         const size_t count = args->rows - row < chunk ? args->rows - row : chunk;
         for (size_t i = row; i < row + count; ++i)
-            swiglu_row(args->gate_up + i * 2 * ffn, args->gate_up + i * 2 * ffn + ffn, ffn, y + i * ffn);
+            swiglu_row(gate_up + i * 2 * ffn, gate_up + i * 2 * ffn + ffn, ffn, y + i * ffn);
         KERNEL(quantizer_rows)(&q, y + row * ffn, row, count);
     }
     KERNEL(quantizer_end)(&q, y);
@@ -37,16 +38,18 @@ void KERNEL(swiglu_quantize)(const qe_args_swiglu *args) {
 
 void KERNEL(swiglu_backward_quantize)(const qe_args_swiglu_backward *args) {
     const size_t ffn = args->ffn, chunk = quantizer_chunk(2 * ffn);
+    const float *gate_up = args->gate_up, *dy = args->dy;
+    float *all = args->dgate_up;
     quantizer q;
     KERNEL(quantizer_begin)(&q, &args->target, args->rows, 2 * ffn, 0);
     for (size_t row = 0; row < args->rows; row += chunk) {
         const size_t count = args->rows - row < chunk ? args->rows - row : chunk;
         for (size_t i = row; i < row + count; ++i) {
-            const float *gate = args->gate_up + i * 2 * ffn;
-            float *dgate = args->dgate_up + i * 2 * ffn;
-            swiglu_backward_row(gate, gate + ffn, args->dy + i * ffn, ffn, dgate, dgate + ffn);
+            const float *gate = gate_up + i * 2 * ffn;
+            float *dgate = all + i * 2 * ffn;
+            swiglu_backward_row(gate, gate + ffn, dy + i * ffn, ffn, dgate, dgate + ffn);
         }
-        KERNEL(quantizer_rows)(&q, args->dgate_up + row * 2 * ffn, row, count);
+        KERNEL(quantizer_rows)(&q, all + row * 2 * ffn, row, count);
     }
-    KERNEL(quantizer_end)(&q, args->dgate_up);
+    KERNEL(quantizer_end)(&q, all);
 }
