@@ -4,11 +4,12 @@
 #   make                 builds build/qeffect
 #   make train           trains the model of examples/quickstart.yaml
 #   make check           builds and passes all tests, the style check among them
+#   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-sanitize check-asan check-tsan coverage clean
+.PHONY: build setup train check check-crash check-sanitize check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -42,6 +43,10 @@ check: build
 	@ninja -C build
 	@echo "check: all tests"
 	@ctest --test-dir build --output-on-failure -j$(TEST_JOBS)
+
+check-crash: build
+	@echo "check-crash: all cases"
+	@ninja -C build check-crash
 
 check-sanitize: check-asan check-tsan
 

@@ -124,17 +124,23 @@ qe_status qe_checkpoint_folder_open(const char *path, uint32_t keep, qe_checkpoi
                                     qe_error *error_out);
 void qe_checkpoint_folder_close(qe_checkpoint_folder *folder);
 
-/* Writes a checkpoint, then removes the oldest beyond `keep`. One of that step that is there is replaced, whole by
- * whole. On failure: QE_ERROR_IO, QE_ERROR_MEMORY, QE_ERROR_ARGUMENT; the directory is as it was, but what could not
- * be removed is removed by the next save. Thread: one per folder. */
+/* The checkpoint of this name was found to be damaged: it is not one of the `keep`, and the next save removes it.
+ * On failure: QE_ERROR_MEMORY. */
+qe_status qe_checkpoint_folder_distrust(qe_checkpoint_folder *folder, const char *name, qe_error *error_out);
+
+/* Writes a checkpoint, then removes damaged ones, and the oldest beyond `keep` (keep 0: none). One of that step that is
+ * there is replaced, whole by whole.
+ * On failure: QE_ERROR_IO, QE_ERROR_MEMORY, QE_ERROR_ARGUMENT; the directory is as it was, but what could not be
+ *             removed is removed by the next save. Thread: one per folder. */
 qe_status qe_checkpoint_write(qe_checkpoint_folder *folder, const qe_checkpoint_content *content, qe_error *error_out);
 
-/* A thread of the lowest priority that writes while the next steps run. */
+/* A thread that writes while the next steps run. It works in small pieces and rests between them, so that it takes
+ * `percent` of one processor at most (100: no rests), until somebody waits for it. */
 typedef struct qe_checkpoint_writer qe_checkpoint_writer;
 
 /* Requires: the folder outlives the writer. On failure: QE_ERROR_MEMORY, QE_ERROR_IO. Owns: the caller destroys. */
-qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, qe_checkpoint_writer **writer_out,
-                                      qe_error *error_out);
+qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, unsigned percent,
+                                      qe_checkpoint_writer **writer_out, qe_error *error_out);
 /* Waits for what is being written. */
 void qe_checkpoint_writer_destroy(qe_checkpoint_writer *writer);
 /* Starts writing. Requires: idle. Owns: content and all it points to stay unchanged until the writer is idle. */
@@ -175,6 +181,7 @@ typedef struct qe_checkpoint_name {
     char name[QE_CHECKPOINT_NAME_BYTES];
     uint64_t step;   /* of the name */
     uint64_t serial; /* UINT64_MAX: no manifest that can be read */
+    uint8_t is_foreign; /* it may be good, but not for this program: of a later version of the format */
 } qe_checkpoint_name;
 qe_status qe_checkpoint_list(const char *path, qe_checkpoint_name **names_out, size_t *count_out, qe_error *error_out);
 

@@ -10,6 +10,29 @@
  * On failure: what was filled in is the caller's to deinit. */
 qe_status qe_session_manifest(const qe_session *session, qe_manifest *manifest, qe_error *error_out);
 
+/* --- going on: --resume --- */
+
+typedef struct qe_resume {
+    qe_checkpoint *checkpoint;
+    qe_manifest lineage; /* runs so far; with --new-lineage, and this one */
+    char folder[QE_SETTINGS_TEXT_BYTES]; /* the directory of checkpoints it lies in */
+    char (*skipped)[QE_CHECKPOINT_NAME_BYTES]; /* damaged ones there */
+    size_t skipped_count;
+} qe_resume;
+
+/* Opens a checkpoint, or the newest complete one of a directory; damaged ones are named on standard error.
+ * On failure: QE_CONTRACT: *rule_out. */
+qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out, qe_error *error_out);
+void qe_resume_close(qe_resume *resume);
+/* The settings it was written with; where it lies for checkpoint.path, and the usual contracts. */
+qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out);
+/* Makes the checkpoint's state the session's. What differs and decides the bits is refused, or, with new_lineage,
+ * recorded in resume->lineage.
+ * On failure: QE_CONTRACT: *rule_out; QE_ERROR_CONFIG: what differs. */
+qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                          qe_error *error_out);
+uint64_t qe_resume_step(const qe_resume *resume);
+
 /* --- keeping: checkpoint.every --- */
 
 typedef struct qe_keeping {
@@ -27,9 +50,9 @@ typedef struct qe_keeping {
     int is_due; /* a checkpoint was due while the writer was at work */
 } qe_keeping;
 
-/* Does nothing where checkpoint.every is 0 or there is no path. `lineage` is that of a resumed run, or NULL: a run of
+/* Does nothing where checkpoint.every is 0 or there is no path. resume: what the run goes on from, or NULL: a run of
  * its own begins. On failure: close it all the same. */
-qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_manifest *lineage,
+qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_resume *resume,
                           qe_error *error_out);
 /* After each step: takes a copy when one is due and the writer is free, else at the first step when it is. Never waits
  * for the disk. What a write failed for is said on standard error; the run goes on. */
@@ -39,27 +62,6 @@ qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_
 void qe_keeping_close(qe_keeping *keeping);
 /* {"written", "postponed", "failed", "step", "copy_ms"}, or NULL where nothing is kept. */
 struct json_t *qe_keeping_json(const qe_keeping *keeping);
-
-/* --- going on: --resume --- */
-
-typedef struct qe_resume {
-    qe_checkpoint *checkpoint;
-    qe_manifest lineage; /* runs so far; with --new-lineage, and this one */
-    char folder[QE_SETTINGS_TEXT_BYTES]; /* the directory of checkpoints it lies in */
-} qe_resume;
-
-/* Opens a checkpoint, or the newest complete one of a directory; damaged ones are named on standard error.
- * On failure: QE_CONTRACT: *rule_out. */
-qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out, qe_error *error_out);
-void qe_resume_close(qe_resume *resume);
-/* The settings it was written with; where it lies for checkpoint.path, and the usual contracts. */
-qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out);
-/* Makes the checkpoint's state the session's. What differs and decides the bits is refused, or, with new_lineage,
- * recorded in resume->lineage.
- * On failure: QE_CONTRACT: *rule_out; QE_ERROR_CONFIG: what differs. */
-qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
-                          qe_error *error_out);
-uint64_t qe_resume_step(const qe_resume *resume);
 
 /* What decides the bits and is not the same, one text per difference; names are keys of the configuration or
  * "device", "data", "accumulation_order". On failure: QE_ERROR_MEMORY, QE_ERROR_UNSUPPORTED. */

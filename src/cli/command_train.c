@@ -257,7 +257,7 @@ static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
     if (kept[0] != 0) QE_TRY(qe_store_try_directory(kept, error)); /* not only when all is trained */
     if (initial != NULL) QE_TRY(qe_session_save_file(&t->session, initial, error));
     if (batches != NULL) QE_TRY(dump_batches(t, dump_steps, batches, error));
-    return qe_keeping_open(&t->keeping, &t->session, &t->progress, t->resumes ? &t->resume.lineage : NULL, error);
+    return qe_keeping_open(&t->keeping, &t->session, &t->progress, t->resumes ? &t->resume : NULL, error);
 }
 
 static int fail_schedule(training *t) {

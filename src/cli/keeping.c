@@ -1,11 +1,29 @@
 /* keeping.c - checkpoints of a running session. The copy is taken between two steps; the writer has it to itself until
  * it is done, and no second copy is taken before. */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <jansson.h>
 #include "base/assert.h"
 #include "cli/checkpoints.h"
+
+/* A processor that no rank computes on is the writer's alone; else it takes so little that a step is not longer for it.
+ * Percent of one processor. */
+static unsigned share_of(const qe_session *session) {
+    enum { SHARE_AMONG_RANKS = 2 };
+    cpu_set_t set;
+    int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return processors > (int)session->schedule.ranks ? 100 : SHARE_AMONG_RANKS;
+}
+
+/* Those that a resume found damaged do not count among the ones to keep. */
+static qe_status distrust(qe_keeping *keeping, const qe_resume *resume, qe_error *error_out) {
+    if (resume == NULL || strcmp(resume->folder, keeping->session->settings.checkpoint.path) != 0) return QE_OK;
+    for (size_t i = 0; i < resume->skipped_count; i++)
+        QE_TRY(qe_checkpoint_folder_distrust(keeping->folder, resume->skipped[i], error_out));
+    return QE_OK;
+}
 
 static qe_status take_lineage(qe_keeping *keeping, const qe_manifest *lineage, qe_error *error_out) {
     char run[QE_DIGEST_BYTES];
@@ -17,7 +35,7 @@ static qe_status take_lineage(qe_keeping *keeping, const qe_manifest *lineage, q
     return qe_manifest_add_lineage(&keeping->manifest, run, 0, "", error_out);
 }
 
-qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_manifest *lineage,
+qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_resume *resume,
                           qe_error *error_out) {
     const qe_settings_checkpoint *settings = &session->settings.checkpoint;
     *keeping = (qe_keeping){.session = session, .progress = progress};
@@ -25,13 +43,14 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
     QE_TRY(qe_checkpoint_folder_open(settings->path, settings->keep, &keeping->folder, error_out));
     QE_TRY(qe_snapshot_create(session->team, &keeping->snapshot, error_out));
     QE_TRY(qe_session_manifest(session, &keeping->manifest, error_out));
-    QE_TRY(take_lineage(keeping, lineage, error_out));
+    QE_TRY(distrust(keeping, resume, error_out));
+    QE_TRY(take_lineage(keeping, resume != NULL ? &resume->lineage : NULL, error_out));
     QE_TRY(qe_snapshot_parts_init(&keeping->parts, keeping->snapshot, &keeping->manifest, error_out));
     keeping->content = (qe_checkpoint_content){.manifest = &keeping->manifest,
                                                .model = qe_session_store_model(session),
                                                .parts = keeping->parts.parts,
                                                .part_count = 3};
-    return qe_checkpoint_writer_create(keeping->folder, &keeping->writer, error_out);
+    return qe_checkpoint_writer_create(keeping->folder, share_of(session), &keeping->writer, error_out);
 }
 
 /* Requires: the writer is idle. */

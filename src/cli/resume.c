@@ -5,8 +5,16 @@
 #include "base/assert.h"
 #include "cli/checkpoints.h"
 
-static void tell_skipped(void *context, const char *name, qe_rule rule, const qe_error *error) {
-    (void)context, (void)rule;
+static void note_skipped(void *context, const char *name, qe_rule rule, const qe_error *error) {
+    qe_resume *resume = context;
+    (void)rule;
+    void *grown = error->status == QE_ERROR_UNSUPPORTED
+                      ? NULL /* good for another version */
+                      : realloc(resume->skipped, (resume->skipped_count + 1) * sizeof *resume->skipped);
+    if (grown != NULL) {
+        resume->skipped = grown;
+        snprintf(resume->skipped[resume->skipped_count++], QE_CHECKPOINT_NAME_BYTES, "%s", name);
+    }
     fprintf(stderr, "%s is no checkpoint to go on from:\n", name);
     qe_cli_print_error(error);
 }
@@ -39,7 +47,7 @@ qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out,
         QE_TRY(qe_checkpoint_open(path, &resume->checkpoint, rule_out, error_out));
     } else {
         snprintf(resume->folder, sizeof resume->folder, "%s", path);
-        QE_TRY(qe_checkpoint_open_newest(path, tell_skipped, NULL, &resume->checkpoint, rule_out, error_out));
+        QE_TRY(qe_checkpoint_open_newest(path, note_skipped, resume, &resume->checkpoint, rule_out, error_out));
     }
     return copy_lineage(resume, error_out);
 }
@@ -47,6 +55,7 @@ qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out,
 void qe_resume_close(qe_resume *resume) {
     qe_checkpoint_close(resume->checkpoint);
     qe_manifest_deinit(&resume->lineage);
+    free(resume->skipped);
     *resume = (qe_resume){0};
 }
 

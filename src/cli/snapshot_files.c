@@ -160,6 +160,14 @@ static qe_status restore_count(restoring *r, uint32_t index, size_t hint) {
     return QE_OK;
 }
 
+/* Tensors that the state's hash is taken of. */
+static size_t count_state(const qe_checkpoint *checkpoint) {
+    size_t count = 0;
+    for (size_t i = 0; i < qe_checkpoint_count(checkpoint); i++)
+        count += qe_checkpoint_at(checkpoint, i)->dtype == QE_DTYPE_F32;
+    return count;
+}
+
 qe_status qe_snapshot_restore(qe_snapshot *snapshot, const qe_checkpoint *checkpoint, int adapts, int *adapted_out,
                               qe_rule *rule_out, qe_error *error_out) {
     restoring r = {.snapshot = snapshot, .checkpoint = checkpoint, .adapts = adapts, .rule_out = rule_out};
@@ -167,6 +175,7 @@ qe_status qe_snapshot_restore(qe_snapshot *snapshot, const qe_checkpoint *checkp
     r.error_out = error_out;
     *rule_out = QE_RULE_NONE;
     for (uint32_t i = 0; i < snapshot->tensor_count; i++) QE_TRY(restore_tensor(&r, i));
+    r.adapted |= adapts && count_state(checkpoint) != snapshot->tensor_count; /* scales that are not kept any more */
     for (uint32_t i = 0; i < snapshot->count_count; i++)
         QE_TRY(restore_count(&r, i, snapshot->counts[i].role < 0 ? versions++ : epochs++));
     *adapted_out = r.adapted;

@@ -176,7 +176,12 @@ static qe_status check_epochs(opening *at) {
 static qe_status read_manifest(opening *at) {
     char *text = NULL, where[QE_ERROR_PATH_BYTES];
     size_t bytes = 0;
+    struct stat kind;
     qe_folder_text(at->checkpoint->path, QE_MANIFEST_NAME, where);
+    if (fstatat(at->folder, QE_MANIFEST_NAME, &kind, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
+        return qe_store_refuse(at->error_out, QE_ERROR_IO, at->checkpoint->path,
+                               "Name a checkpoint (step-...), or the checkpoint.path of a run with checkpoint.every "
+                               "set.", "there is no manifest.json, so this is no checkpoint");
     QE_TRY(qe_folder_read(at->folder, at->checkpoint->path, QE_MANIFEST_NAME, QE_MANIFEST_BYTES_MAX, &text, &bytes,
                           at->error_out));
     qe_status status = qe_manifest_read_text(text, bytes, where, &at->checkpoint->manifest, at->error_out);

@@ -20,19 +20,30 @@ typedef struct output {
     char where[QE_ERROR_PATH_BYTES];
     qe_hash hash;
     uint64_t bytes;
+    qe_pace *pace;
 } output;
+
+static qe_status put_piece(output *to, const char *bytes, size_t size_bytes, qe_error *error_out) {
+    size_t done = 0;
+    while (done < size_bytes) {
+        ssize_t written = write(to->file, bytes + done, size_bytes - done);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return qe_store_refuse_errno(error_out, to->where, "write", errno);
+        done += (size_t)written;
+    }
+    qe_hash_update(&to->hash, bytes, size_bytes);
+    to->bytes += size_bytes;
+    qe_pace_rest(to->pace);
+    return QE_OK;
+}
 
 static qe_status put(void *context, const void *bytes, uint64_t size_bytes, qe_error *error_out) {
     output *to = context;
-    uint64_t done = 0;
-    while (done < size_bytes) {
-        ssize_t written = write(to->file, (const char *)bytes + done, (size_t)(size_bytes - done));
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return qe_store_refuse_errno(error_out, to->where, "write", errno);
-        done += (uint64_t)written;
+    for (uint64_t done = 0; done < size_bytes;) {
+        uint64_t left = size_bytes - done, piece = left < QE_PACE_PIECE_BYTES ? left : QE_PACE_PIECE_BYTES;
+        QE_TRY(put_piece(to, (const char *)bytes + done, (size_t)piece, error_out));
+        done += piece;
     }
-    qe_hash_update(&to->hash, bytes, (size_t)size_bytes);
-    to->bytes += size_bytes;
     return QE_OK;
 }
 
@@ -102,14 +113,15 @@ static qe_status write_manifest(output *to, const qe_manifest *manifest, qe_erro
     return status;
 }
 
-static void hash_state(const qe_checkpoint_content *content) {
+static void hash_state(const qe_checkpoint_content *content, qe_pace *pace) {
     qe_hash hash;
     qe_hash_init(&hash);
     for (size_t p = 0; p < content->part_count; p++)
         for (size_t i = 0; i < content->parts[p].count; i++) {
             const qe_tensor *tensor = &content->parts[p].tensors[i];
-            if (tensor->dtype == QE_DTYPE_F32)
-                qe_hash_tensor(&hash, tensor->name, tensor->rank, tensor->shape, tensor->data);
+            if (tensor->dtype != QE_DTYPE_F32) continue;
+            qe_hash_tensor(&hash, tensor->name, tensor->rank, tensor->shape, tensor->data);
+            if (tensor->bytes >= QE_PACE_PIECE_BYTES) qe_pace_rest(pace);
         }
     qe_hash_text(qe_hash_digest(&hash), content->manifest->state_hash);
 }
@@ -126,7 +138,7 @@ static qe_status prepare_files(const qe_checkpoint_content *content, const char 
 
 static qe_status write_all(output *to, const qe_checkpoint_content *content, qe_error *error_out) {
     QE_TRY(prepare_files(content, to->path, error_out));
-    hash_state(content);
+    hash_state(content, to->pace);
     for (size_t i = 0; i < content->part_count; i++)
         if (content->parts[i].count > 0) QE_TRY(write_part(to, &content->parts[i], content->manifest, error_out));
     QE_TRY(write_config(to, content, error_out));
@@ -137,9 +149,9 @@ static qe_status write_all(output *to, const qe_checkpoint_content *content, qe_
 }
 
 /* Written and synced under a name that nobody looks for; or nothing. */
-static qe_status write_beside(const qe_checkpoint_folder *folder, const qe_checkpoint_content *content,
+static qe_status write_beside(const qe_checkpoint_folder *folder, const qe_checkpoint_content *content, qe_pace *pace,
                               char name_out[QE_CHECKPOINT_NAME_BYTES * 2], qe_error *error_out) {
-    output to = {.path = folder->path};
+    output to = {.path = folder->path, .pace = pace};
     int code = qe_folder_make_beside(folder->descriptor, "partial", name_out);
     if (code != 0) return qe_store_refuse_errno(error_out, folder->path, "make a directory in", code);
     to.folder = openat(folder->descriptor, name_out, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -152,16 +164,23 @@ static qe_status write_beside(const qe_checkpoint_folder *folder, const qe_check
 
 qe_status qe_checkpoint_write(qe_checkpoint_folder *folder, const qe_checkpoint_content *content,
                               qe_error *error_out) {
+    return qe_checkpoint_write_paced(folder, content, NULL, error_out);
+}
+
+qe_status qe_checkpoint_write_paced(qe_checkpoint_folder *folder, const qe_checkpoint_content *content, qe_pace *pace,
+                                    qe_error *error_out) {
     char partial[QE_CHECKPOINT_NAME_BYTES * 2], name[QE_CHECKPOINT_NAME_BYTES];
     qe_checkpoint_name_make(content->manifest->step, name);
+    if (pace != NULL) qe_pace_begin(pace);
     qe_folder_sweep(folder);
     content->manifest->serial = ++folder->serial;
-    QE_TRY(write_beside(folder, content, partial, error_out));
+    QE_TRY(write_beside(folder, content, pace, partial, error_out));
     int code = qe_folder_publish(folder->descriptor, partial, name);
     (void)qe_folder_remove(folder->descriptor, partial); /* what was there before, or what could not take its place */
     if (code != 0) return qe_store_refuse_errno(error_out, folder->path, "name the new checkpoint in", code);
     if (fsync(folder->descriptor) != 0 && errno != EINVAL)
         return qe_store_refuse_errno(error_out, folder->path, "sync the directory of", errno);
+    qe_folder_trust(folder, name);
     (void)qe_folder_prune(folder); /* what stays for now is removed by the next save */
     return QE_OK;
 }

@@ -3,12 +3,11 @@
  *   IDLE --start--> BUSY --(written or refused)--> IDLE     `outcome` is that of the last write until it is told
  */
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "qeffect/checkpoint.h"
+#include "store/folder.h"
 
 struct qe_checkpoint_writer {
     qe_checkpoint_folder *folder;
@@ -17,26 +16,20 @@ struct qe_checkpoint_writer {
     pthread_cond_t changed;
     const qe_checkpoint_content *content; /* NULL: idle */
     int quits;
+    qe_pace pace;
     qe_status outcome;
     qe_error error;
 };
 
-/* Only processors that have nothing else to do write: ranks must not wait for them. */
-static void yield_to_everybody(void) {
-    struct sched_param none = {0};
-    (void)!pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
-}
-
 static void *writer_main(void *opaque) {
     qe_checkpoint_writer *writer = opaque;
-    yield_to_everybody();
     pthread_mutex_lock(&writer->mutex);
     for (;;) {
         while (writer->content == NULL && !writer->quits) pthread_cond_wait(&writer->changed, &writer->mutex);
         if (writer->content == NULL) break;
         qe_error error = {0};
         pthread_mutex_unlock(&writer->mutex);
-        qe_status status = qe_checkpoint_write(writer->folder, writer->content, &error);
+        qe_status status = qe_checkpoint_write_paced(writer->folder, writer->content, &writer->pace, &error);
         pthread_mutex_lock(&writer->mutex);
         writer->outcome = status;
         writer->error = error;
@@ -47,14 +40,16 @@ static void *writer_main(void *opaque) {
     return NULL;
 }
 
-qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, qe_checkpoint_writer **writer_out,
-                                      qe_error *error_out) {
+qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, unsigned percent,
+                                      qe_checkpoint_writer **writer_out, qe_error *error_out) {
     qe_checkpoint_writer *writer = calloc(1, sizeof *writer);
     if (writer == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a writer");
     writer->folder = folder;
+    qe_pace_init(&writer->pace, percent);
     pthread_mutex_init(&writer->mutex, NULL);
     pthread_cond_init(&writer->changed, NULL);
     if (pthread_create(&writer->thread, NULL, writer_main, writer) == 0) return *writer_out = writer, QE_OK;
+    qe_pace_deinit(&writer->pace);
     pthread_cond_destroy(&writer->changed);
     pthread_mutex_destroy(&writer->mutex);
     free(writer);
@@ -63,11 +58,13 @@ qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, qe_checkpoin
 
 void qe_checkpoint_writer_destroy(qe_checkpoint_writer *writer) {
     if (writer == NULL) return;
+    qe_pace_hurry(&writer->pace);
     pthread_mutex_lock(&writer->mutex);
     writer->quits = 1;
     pthread_cond_broadcast(&writer->changed);
     pthread_mutex_unlock(&writer->mutex);
     pthread_join(writer->thread, NULL);
+    qe_pace_deinit(&writer->pace);
     pthread_cond_destroy(&writer->changed);
     pthread_mutex_destroy(&writer->mutex);
     free(writer);
@@ -76,6 +73,7 @@ void qe_checkpoint_writer_destroy(qe_checkpoint_writer *writer) {
 void qe_checkpoint_writer_start(qe_checkpoint_writer *writer, const qe_checkpoint_content *content) {
     pthread_mutex_lock(&writer->mutex);
     QE_ASSERT(writer->content == NULL);
+    writer->pace.hurry = 0;
     writer->content = content;
     pthread_cond_broadcast(&writer->changed);
     pthread_mutex_unlock(&writer->mutex);
@@ -89,6 +87,7 @@ int qe_checkpoint_writer_is_idle(qe_checkpoint_writer *writer) {
 }
 
 qe_status qe_checkpoint_writer_finish(qe_checkpoint_writer *writer, qe_error *error_out) {
+    qe_pace_hurry(&writer->pace);
     pthread_mutex_lock(&writer->mutex);
     while (writer->content != NULL) pthread_cond_wait(&writer->changed, &writer->mutex);
     qe_status status = writer->outcome;

@@ -164,18 +164,19 @@ static int by_serial(const void *left, const void *right) {
     return one->step > two->step ? -1 : one->step < two->step;
 }
 
-/* Reads the manifest of a checkpoint below `parent`; 0, and an empty manifest, where there is none. */
-static int read_manifest(int parent, const char *path, const char *name, qe_manifest *manifest_out) {
+/* Reads the manifest of a checkpoint below `parent`; an empty manifest where there is none that can be read. */
+static qe_status read_manifest(int parent, const char *path, const char *name, qe_manifest *manifest_out) {
     char *text = NULL;
     size_t bytes = 0;
-    int descriptor = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), found = 0;
+    int descriptor = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     memset(manifest_out, 0, sizeof *manifest_out);
-    if (descriptor < 0) return 0;
-    if (qe_folder_read(descriptor, path, QE_MANIFEST_NAME, QE_MANIFEST_BYTES_MAX, &text, &bytes, NULL) == QE_OK)
-        found = qe_manifest_read_text(text, bytes, path, manifest_out, NULL) == QE_OK;
+    if (descriptor < 0) return QE_ERROR_IO;
+    qe_status status =
+        qe_folder_read(descriptor, path, QE_MANIFEST_NAME, QE_MANIFEST_BYTES_MAX, &text, &bytes, NULL);
+    if (status == QE_OK) status = qe_manifest_read_text(text, bytes, path, manifest_out, NULL);
     free(text);
     close(descriptor);
-    return found;
+    return status;
 }
 
 qe_status qe_folder_checkpoints(int descriptor, const char *path, qe_checkpoint_name **names_out, size_t *count_out,
@@ -189,7 +190,9 @@ qe_status qe_folder_checkpoints(int descriptor, const char *path, qe_checkpoint_
         qe_checkpoint_name *one = &list[found];
         if (!qe_checkpoint_name_read(names[i], &one->step)) continue;
         snprintf(one->name, sizeof one->name, "%s", names[i]);
-        one->serial = read_manifest(descriptor, path, names[i], &manifest) ? manifest.serial : UINT64_MAX;
+        qe_status status = read_manifest(descriptor, path, names[i], &manifest);
+        one->serial = status == QE_OK ? manifest.serial : UINT64_MAX;
+        one->is_foreign = status == QE_ERROR_UNSUPPORTED || status == QE_ERROR_MEMORY;
         qe_manifest_deinit(&manifest);
         found++;
     }
@@ -214,36 +217,43 @@ static int discard(int parent, const char *name) {
     return qe_folder_remove(parent, aside);
 }
 
-/* What cannot be read has no place in the order: it goes when it is of no later step than what stays. */
-static int is_surplus(const qe_checkpoint_name *name, uint32_t complete_before, uint32_t keep, uint64_t oldest_step) {
-    return name->serial == UINT64_MAX ? name->step <= oldest_step : complete_before >= keep;
+void qe_folder_trust(qe_checkpoint_folder *folder, const char *name) {
+    for (size_t i = 0; i < folder->distrusted_count; i++)
+        if (strcmp(folder->distrusted[i], name) == 0)
+            memcpy(folder->distrusted[i], folder->distrusted[--folder->distrusted_count], QE_CHECKPOINT_NAME_BYTES);
 }
 
-/* The step of the oldest checkpoint that stays; 0 where there are not too many. */
-static uint64_t find_oldest(const qe_checkpoint_folder *folder, const qe_checkpoint_name *names, size_t count) {
-    uint32_t complete = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (names[i].serial == UINT64_MAX) continue;
-        complete += qe_folder_looks_complete(folder->descriptor, folder->path, names[i].name) != 0;
-        if (complete == folder->keep) return names[i].step;
-    }
-    return 0;
+qe_status qe_checkpoint_folder_distrust(qe_checkpoint_folder *folder, const char *name, qe_error *error_out) {
+    char(*grown)[QE_CHECKPOINT_NAME_BYTES] =
+        realloc(folder->distrusted, (folder->distrusted_count + 1) * sizeof *grown);
+    if (grown == NULL) return qe_store_refuse_errno(error_out, folder->path, "open", ENOMEM);
+    folder->distrusted = grown;
+    snprintf(grown[folder->distrusted_count++], QE_CHECKPOINT_NAME_BYTES, "%s", name);
+    return QE_OK;
+}
+
+/* Worth a place among those that stay? */
+static int is_good(const qe_checkpoint_folder *folder, const qe_checkpoint_name *name) {
+    for (size_t i = 0; i < folder->distrusted_count; i++)
+        if (strcmp(folder->distrusted[i], name->name) == 0) return 0;
+    return qe_folder_looks_complete(folder->descriptor, folder->path, name->name);
 }
 
 int qe_folder_prune(const qe_checkpoint_folder *folder) {
     qe_checkpoint_name *names = NULL;
     size_t count = 0;
-    uint32_t complete = 0;
+    uint32_t good = 0;
     int code = 0;
     if (folder->keep == 0) return 0;
     if (qe_folder_checkpoints(folder->descriptor, folder->path, &names, &count, NULL) != QE_OK) return EIO;
-    uint64_t oldest = find_oldest(folder, names, count);
     for (size_t i = 0; i < count; i++) {
-        if (is_surplus(&names[i], complete, folder->keep, oldest)) {
-            int failed = discard(folder->descriptor, names[i].name);
-            if (failed) code = failed;
-        } else if (names[i].serial != UINT64_MAX)
-            complete += qe_folder_looks_complete(folder->descriptor, folder->path, names[i].name) != 0;
+        if (names[i].is_foreign) continue;
+        if (good < folder->keep && is_good(folder, &names[i])) {
+            good++;
+            continue;
+        }
+        int failed = discard(folder->descriptor, names[i].name);
+        if (failed) code = failed;
     }
     free(names);
     return code;
@@ -304,7 +314,7 @@ static int has_size(int descriptor, const qe_manifest_file *file) {
 
 int qe_folder_looks_complete(int parent, const char *path, const char *name) {
     qe_manifest manifest;
-    int complete = read_manifest(parent, path, name, &manifest);
+    int complete = read_manifest(parent, path, name, &manifest) == QE_OK;
     int descriptor = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     for (size_t i = 0; complete && i < manifest.file_count; i++)
         complete = descriptor >= 0 && has_size(descriptor, &manifest.files[i]);
@@ -362,6 +372,7 @@ qe_status qe_checkpoint_folder_open(const char *path, uint32_t keep, qe_checkpoi
 void qe_checkpoint_folder_close(qe_checkpoint_folder *folder) {
     if (folder == NULL) return;
     close(folder->descriptor);
+    free(folder->distrusted);
     free(folder->path);
     free(folder);
 }

@@ -4,12 +4,15 @@
 #define QE_STORE_FOLDER_H
 
 #include "qeffect/checkpoint.h"
+#include "store/pace.h"
 
 struct qe_checkpoint_folder {
     char *path;     /* owned; as given */
     int descriptor; /* locked */
     uint32_t keep;
     uint64_t serial; /* of the last save */
+    char (*distrusted)[QE_CHECKPOINT_NAME_BYTES]; /* damaged ones that somebody found */
+    size_t distrusted_count;
 };
 
 /* "path/name" for messages; cut where it is too long. */
@@ -26,7 +29,12 @@ int qe_folder_publish(int parent, const char *from, const char *name);
 /* Removes what dead writers left: partial and discarded directories (the lock says that their writers are dead), and
  * partial files of processes that are gone. */
 void qe_folder_sweep(const qe_checkpoint_folder *folder);
-/* Removes the oldest checkpoints beyond `keep` complete ones. Returns an errno. */
+/* The one of this name is a new one now. */
+void qe_folder_trust(qe_checkpoint_folder *folder, const char *name);
+/* As qe_checkpoint_write, in pieces with rests between them. pace may be NULL. */
+qe_status qe_checkpoint_write_paced(qe_checkpoint_folder *folder, const qe_checkpoint_content *content, qe_pace *pace,
+                                    qe_error *error_out);
+/* Removes what cannot be gone on from, and the oldest checkpoints beyond `keep` complete ones. Returns an errno. */
 int qe_folder_prune(const qe_checkpoint_folder *folder);
 
 /* Names of entries, sorted. Owns: free each and the list. */

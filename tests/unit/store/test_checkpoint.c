@@ -399,11 +399,58 @@ static void only_as_many_as_asked_for_stay_and_damaged_ones_do_not_count(void **
     assert_int_equal(scene_entries(s), 2);
     scene_write(s, "step-00000003/model.safetensors", "short", 5);
     save_steps(s, more, 1, 2);
-    assert_int_equal(scene_entries(s), 3); /* 2 is the second complete one */
+    assert_int_equal(scene_entries(s), 2); /* 2 is the second complete one, and 3 is gone */
     assert_int_equal(newest(s, &skipped), 4);
-    save_steps(s, last, 1, 2);
-    assert_int_equal(scene_entries(s), 2);
+    assert_int_equal(skipped.count, 0);
+    scene_write(s, "step-00000002/manifest.json", "{", 1);
+    scene_write(s, "step-00000004/scales.safetensors", "short", 5);
+    save_steps(s, last, 1, 0); /* who keeps all keeps damaged ones, too */
+    assert_int_equal(scene_entries(s), 3);
     assert_int_equal(newest(s, &skipped), 5);
+}
+
+/* One whose sizes are right is known to be damaged only to who read it: a run that went on from another one. */
+static void what_was_found_damaged_is_not_among_those_that_stay(void **state) {
+    scene *s = *state;
+    run r;
+    skips skipped;
+    qe_checkpoint_folder *folder = NULL;
+    const uint64_t steps[] = {1, 2, 3};
+    size_t bytes = 0;
+    save_steps(s, steps, 3, 0);
+    char *content = scene_read(s, "step-00000003/model.safetensors", &bytes);
+    content[bytes - 1] ^= 1;
+    scene_write(s, "step-00000003/model.safetensors", content, bytes);
+    free(content);
+    assert_int_equal(newest(s, &skipped), 2);
+    run_open(&r, RUN_A);
+    run_at(&r, 4);
+    scene_must(s, qe_checkpoint_folder_open(s->folder, 2, &folder, &s->error), "folder");
+    scene_must(s, qe_checkpoint_folder_distrust(folder, "step-00000003", &s->error), "distrust");
+    scene_must(s, qe_checkpoint_write(folder, &r.content, &s->error), "write");
+    assert_int_equal(scene_entries(s), 2);
+    run_at(&r, 3); /* written anew, it is trusted again */
+    scene_must(s, qe_checkpoint_write(folder, &r.content, &s->error), "write");
+    run_at(&r, 5);
+    scene_must(s, qe_checkpoint_write(folder, &r.content, &s->error), "write");
+    qe_checkpoint_folder_close(folder);
+    qe_manifest_deinit(&r.manifest);
+    assert_int_equal(scene_entries(s), 2);
+    scene_write(s, "step-00000005/manifest.json", "{", 1);
+    assert_int_equal(newest(s, &skipped), 3);
+}
+
+/* What a later version wrote may be good: it is passed over, and stays. */
+static void a_checkpoint_of_a_later_version_is_left_alone(void **state) {
+    scene *s = *state;
+    skips skipped;
+    const uint64_t steps[] = {1, 2}, more[] = {3, 4};
+    save_steps(s, steps, 2, 1);
+    scene_forge(s, "step-00000002/manifest.json", "\"version\": 1", "\"version\": 2");
+    save_steps(s, more, 2, 1);
+    assert_int_equal(scene_entries(s), 2);
+    assert_int_equal(newest(s, &skipped), 4);
+    assert_says(skipped.text, "step-00000002(none:the format is of version 2");
 }
 
 static void one_of_the_same_step_is_replaced_whole(void **state) {
@@ -460,7 +507,7 @@ static void the_writer_writes_what_it_was_given_and_tells_its_outcome(void **sta
     qe_checkpoint_writer *writer = NULL;
     run_open(&r, RUN_A);
     scene_must(s, qe_checkpoint_folder_open(s->folder, 0, &folder, &s->error), "folder");
-    scene_must(s, qe_checkpoint_writer_create(folder, &writer, &s->error), "writer");
+    scene_must(s, qe_checkpoint_writer_create(folder, 10, &writer, &s->error), "writer");
     scene_must(s, qe_checkpoint_writer_finish(writer, &s->error), "nothing to tell");
     for (uint64_t step = 1; step <= 3; step++) {
         run_at(&r, step);
@@ -495,6 +542,8 @@ int main(void) {
         IN_FOLDER(where_none_is_left_the_newest_is_blamed),
         IN_FOLDER(the_newest_is_what_was_saved_last_whatever_its_step),
         IN_FOLDER(only_as_many_as_asked_for_stay_and_damaged_ones_do_not_count),
+        IN_FOLDER(what_was_found_damaged_is_not_among_those_that_stay),
+        IN_FOLDER(a_checkpoint_of_a_later_version_is_left_alone),
         IN_FOLDER(one_of_the_same_step_is_replaced_whole),
         IN_FOLDER(what_dead_writers_left_is_swept),
         IN_FOLDER(two_runs_do_not_write_into_one_directory),
