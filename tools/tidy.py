@@ -51,7 +51,8 @@ HEADER_ROOM = {
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
     "draw": "schedule", "certificate": "schedule",
     "plan": "plan", "model": "model", "timed": "model", "step": "step",
-    "snapshot": "step", "safetensors": "store", "checkpoint": "store", "settings": "config", "data": "data",
+    "snapshot": "step", "safetensors": "store", "checkpoint": "store", "te_state": "store", "settings": "config",
+    "data": "data",
     "host": "backend/host", "check": "backend/check", "local": "comm/local",
 }
 

@@ -87,7 +87,7 @@ static void describe(training *t) {
                                                            : "observe");
     if (t->resumes)
         printf("resumed   step %llu of %s\n", (unsigned long long)qe_resume_step(&t->resume),
-               qe_checkpoint_path(t->resume.checkpoint));
+               qe_resume_path(&t->resume));
     fflush(stdout);
 }
 
@@ -136,11 +136,12 @@ static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
     for (uint64_t step = t->steps_done + 1; step <= settings->steps && !interrupted; step++) {
         double begin = qe_progress_now();
         QE_TRY(one_step(t, step, result, error));
-        t->seconds += qe_progress_now() - begin;
+        double took = qe_progress_now() - begin;
+        t->seconds += took;
         t->steps_done = step;
         t->tokens += (uint64_t)t->session.sequences_per_step * t->session.settings.model.sequence;
         qe_progress_step(&t->progress, step, result->loss, (double)t->tokens / t->seconds);
-        QE_TRY(qe_keeping_step(&t->keeping, step, error));
+        QE_TRY(qe_keeping_step(&t->keeping, step, took, error));
         int due = settings->evaluate_every != 0 && step % settings->evaluate_every == 0 && step != settings->steps;
         if (due) QE_TRY(validate(t, step, settings->evaluate_sequences, result, error));
     }
@@ -217,7 +218,7 @@ static int finish(training *t, const char *hash) {
     if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
     if (t->keeping.writer != NULL) json_object_set_new(t->document, "checkpoints", qe_keeping_json(&t->keeping));
     if (t->resumes) {
-        json_object_set_new(t->document, "resumed_from", qe_cli_json_text(qe_checkpoint_path(t->resume.checkpoint)));
+        json_object_set_new(t->document, "resumed_from", qe_cli_json_text(qe_resume_path(&t->resume)));
         json_object_set_new(t->document, "resumed_step", json_integer((json_int_t)qe_resume_step(&t->resume)));
     }
     json_t *document = t->document;

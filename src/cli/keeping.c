@@ -56,7 +56,6 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
 /* Requires: the writer is idle. */
 static qe_status copy(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
     qe_manifest *manifest = &keeping->manifest;
-    double begin = qe_progress_now();
     QE_TRY(qe_team_snapshot_take(keeping->session->team, keeping->snapshot, error_out));
     qe_learning_rate rate = qe_session_rate(keeping->session);
     manifest->step = step;
@@ -65,8 +64,6 @@ static qe_status copy(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
     qe_snapshot_parts_update(&keeping->parts, keeping->snapshot, manifest);
     keeping->asked_step = step;
     keeping->is_due = 0;
-    double took_ms = 1e3 * (qe_progress_now() - begin);
-    if (took_ms > keeping->copy_ms_max) keeping->copy_ms_max = took_ms;
     return QE_OK;
 }
 
@@ -90,16 +87,36 @@ static void note_outcome(qe_keeping *keeping) {
     }
 }
 
-qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
+/* Enough of them for a median; without memory for one more there is one less. */
+static void note_time(qe_keeping *keeping, qe_keeping_time kind, double seconds) {
+    enum { TIMES_MAX = 100000 };
+    size_t count = keeping->times[kind].count;
+    if (count == TIMES_MAX) return;
+    double *grown = (count & (count - 1)) == 0
+                        ? realloc(keeping->times[kind].ms, (count == 0 ? 1 : 2 * count) * sizeof *grown)
+                        : keeping->times[kind].ms;
+    if (grown == NULL) return;
+    keeping->times[kind].ms = grown;
+    grown[keeping->times[kind].count++] = 1e3 * seconds;
+}
+
+qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_error *error_out) {
     if (keeping->writer == NULL) return QE_OK;
+    qe_keeping_time kind = keeping->was_busy ? QE_KEEPING_WRITING : QE_KEEPING_PLAIN;
+    double begin = qe_progress_now();
     int due = step % keeping->session->settings.checkpoint.every == 0;
     int idle = qe_checkpoint_writer_is_idle(keeping->writer);
     if (idle) note_outcome(keeping);
     if (due && !idle) keeping->postponed++;
     keeping->is_due |= due;
-    if (!keeping->is_due || !idle) return QE_OK;
-    QE_TRY(copy(keeping, step, error_out));
-    qe_checkpoint_writer_start(keeping->writer, &keeping->content);
+    keeping->was_busy = !idle;
+    if (keeping->is_due && idle) {
+        QE_TRY(copy(keeping, step, error_out));
+        qe_checkpoint_writer_start(keeping->writer, &keeping->content);
+        keeping->was_busy = 1;
+        kind = QE_KEEPING_COPYING;
+    }
+    note_time(keeping, kind, step_s + qe_progress_now() - begin);
     return QE_OK;
 }
 
@@ -122,16 +139,34 @@ qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_
 void qe_keeping_close(qe_keeping *keeping) {
     qe_checkpoint_writer_destroy(keeping->writer);
     qe_checkpoint_folder_close(keeping->folder);
+    for (int kind = 0; kind < QE_KEEPING_TIMES; kind++) free(keeping->times[kind].ms);
     qe_snapshot_parts_deinit(&keeping->parts);
     qe_snapshot_destroy(keeping->snapshot);
     qe_manifest_deinit(&keeping->manifest);
     *keeping = (qe_keeping){0};
 }
 
+static int by_size(const void *left, const void *right) {
+    double one = *(const double *)left, two = *(const double *)right;
+    return one < two ? -1 : one > two;
+}
+
+static json_t *times_json(const qe_keeping *keeping) {
+    static const char *const names[QE_KEEPING_TIMES] = {"plain", "writing", "copying"};
+    json_t *object = json_object();
+    for (int kind = 0; kind < QE_KEEPING_TIMES; kind++) {
+        size_t count = keeping->times[kind].count;
+        if (count == 0) continue;
+        qsort(keeping->times[kind].ms, count, sizeof(double), by_size);
+        json_object_set_new(object, names[kind], json_real(keeping->times[kind].ms[count / 2]));
+    }
+    return object;
+}
+
 struct json_t *qe_keeping_json(const qe_keeping *keeping) {
     if (keeping->writer == NULL) return NULL;
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "written", (json_int_t)keeping->written, "postponed",
+    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:o}", "written", (json_int_t)keeping->written, "postponed",
                      (json_int_t)keeping->postponed, "failed", (json_int_t)keeping->failed, "step",
-                     (json_int_t)keeping->written_step, "copy_ms", keeping->copy_ms_max, "run",
-                     qe_manifest_run(&keeping->manifest));
+                     (json_int_t)keeping->written_step, "run", qe_manifest_run(&keeping->manifest), "step_ms",
+                     times_json(keeping));
 }

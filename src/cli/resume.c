@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "cli/checkpoints.h"
+#include "cli/import.h"
 
 static void note_skipped(void *context, const char *name, qe_rule rule, const qe_error *error) {
     qe_resume *resume = context;
@@ -42,6 +43,10 @@ qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out,
     *rule_out = QE_RULE_NONE;
     if (strlen(path) >= QE_SETTINGS_TEXT_BYTES)
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use a shorter path", "the path of the checkpoint is too long");
+    snprintf(resume->path, sizeof resume->path, "%s", path);
+    size_t length = strlen(path), ending = strlen(".safetensors");
+    if (length > ending && strcmp(path + length - ending, ".safetensors") == 0)
+        return qe_safetensors_open(path, &resume->weights, error_out);
     if (qe_checkpoint_is_one(path)) {
         folder_of(path, resume->folder);
         QE_TRY(qe_checkpoint_open(path, &resume->checkpoint, rule_out, error_out));
@@ -54,9 +59,14 @@ qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out,
 
 void qe_resume_close(qe_resume *resume) {
     qe_checkpoint_close(resume->checkpoint);
+    qe_safetensors_close(resume->weights);
     qe_manifest_deinit(&resume->lineage);
     free(resume->skipped);
     *resume = (qe_resume){0};
+}
+
+const char *qe_resume_path(const qe_resume *resume) {
+    return resume->checkpoint != NULL ? qe_checkpoint_path(resume->checkpoint) : resume->path;
 }
 
 uint64_t qe_resume_step(const qe_resume *resume) {
@@ -67,6 +77,7 @@ uint64_t qe_resume_step(const qe_resume *resume) {
 qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out) {
     qe_settings settings, usual;
     qe_settings_default(&usual);
+    if (resume->checkpoint == NULL) return *settings_out = usual, QE_OK;
     QE_TRY(qe_manifest_settings(qe_checkpoint_manifest(resume->checkpoint), &settings, error_out));
     settings.contracts = usual.contracts;
     snprintf(settings.checkpoint.path, sizeof settings.checkpoint.path, "%s", resume->folder);
@@ -134,9 +145,39 @@ static qe_status put(const qe_resume *resume, qe_session *session, int adapts, q
     return qe_snapshot_verify(session->team, resume->checkpoint, rule_out, error_out);
 }
 
+static qe_status note_import(qe_resume *resume, const qe_import_report *report, qe_error *error_out) {
+    char text[QE_ERROR_TEXT_BYTES], run[QE_DIGEST_BYTES];
+    snprintf(text, sizeof text,
+             "begun from the weights of %.400s; %u of %u scales from Transformer Engine's state, %u pending amaxes "
+             "dropped, state of %u modules is pickled and was not read",
+             resume->path, report->scales_found, report->scales, report->pending, report->pickled);
+    fprintf(stderr, "%s\n", text);
+    QE_TRY(qe_run_name(run, error_out));
+    return qe_manifest_add_lineage(&resume->lineage, run, 0, text, error_out);
+}
+
+/* Weights of another program have no moments and no place in the data: a run begins. */
+static qe_status begin_from_weights(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                                    qe_error *error_out) {
+    qe_snapshot *snapshot = NULL;
+    qe_import_report report;
+    if (!new_lineage) {
+        qe_error_set(error_out, QE_ERROR_CONFIG, "begin a run from it with --new-lineage",
+                     "a file of weights is no checkpoint: it has no moments, no step and no position in the data");
+        return qe_error_place(error_out, resume->path, 0, 0);
+    }
+    QE_TRY(qe_snapshot_create(session->team, &snapshot, error_out));
+    qe_status status = qe_snapshot_import(snapshot, resume->weights, &report, rule_out, error_out);
+    if (status != QE_OK) qe_error_place(error_out, resume->path, 0, 0);
+    if (status == QE_OK) status = qe_team_snapshot_put(session->team, snapshot, error_out);
+    qe_snapshot_destroy(snapshot);
+    return status == QE_OK ? note_import(resume, &report, error_out) : status;
+}
+
 qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
                           qe_error *error_out) {
     *rule_out = QE_RULE_NONE;
+    if (resume->weights != NULL) return begin_from_weights(resume, session, new_lineage, rule_out, error_out);
     QE_TRY(compare(resume, session, new_lineage, error_out));
     QE_TRY(put(resume, session, new_lineage, rule_out, error_out));
     take_position(resume, session);

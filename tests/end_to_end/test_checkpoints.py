@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from support import CONTRACT, DIFFERS, ERROR, GOOD, PROGRAM, SECONDS_MAX, USAGE, Case
+from support import CONTRACT, DIFFERS, ERROR, GOOD, PROGRAM, SECONDS_MAX, USAGE, Case, sample_text
 
 STEPS = 8
 RECIPES = ("delayed", "current", "block", "bf16", "fp32")
@@ -284,6 +284,28 @@ print(json.dumps({"tensors": count, "loss": loss.item()}))
 """
 
 
+MAKE_STATE = """
+import sys
+import torch
+from safetensors.torch import load_file, save_file
+
+weights, scales, out = sys.argv[1:]
+tensors = {name: value.clone() for name, value in load_file(weights).items()}
+kept = load_file(scales)
+modules = sorted({name.rsplit(".", 2)[0] for name in kept})
+for module in modules:
+    column = {role: kept[f"{module}.{role}.history"] for role in ("x", "w", "dy")}
+    scale = {role: kept[f"{module}.{role}.scale"] for role in ("x", "w", "dy")}
+    nothing, one = torch.zeros_like(column["x"]), torch.ones(1)
+    tensors[f"{module}.scale_fwd"] = torch.cat([scale["x"], scale["w"], one])
+    tensors[f"{module}.amax_history_fwd"] = torch.stack([column["x"], column["w"], nothing], dim=1).contiguous()
+    tensors[f"{module}.scale_bwd"] = torch.cat([scale["dy"], one])
+    tensors[f"{module}.amax_history_bwd"] = torch.stack([column["dy"], nothing], dim=1).contiguous()
+save_file(tensors, out)
+print(len(modules))
+"""
+
+
 def python_with_transformers():
     for python in (sys.executable, os.environ.get("QE_PEER_PYTHON", "")):
         if python and subprocess.run([python, "-c", "import torch, transformers, safetensors"], check=False,
@@ -315,6 +337,35 @@ class Peers(Case):
         found = json.loads(done.stdout.decode().strip().split("\n")[-1])
         self.assertEqual(found["tensors"], len(self.document("inspect", "run/step-00000003")["tensors"]))
         self.assertAlmostEqual(found["loss"], resumed["loss_curve"][0]["loss"], delta=2e-6)
+
+    def test_scales_that_torch_wrote_as_transformer_engine_lays_them_out_are_taken_over(self):
+        python = python_with_transformers()
+        if python is None:
+            print("skipped: no Python with torch, transformers and safetensors (name one in QE_PEER_PYTHON)")
+            self.skipTest("no torch")
+        self.write_tiny()
+        self.write("state.py", MAKE_STATE)
+        settings = ("--set", "checkpoint.keep=0", "--set", "checkpoint.every=3", "--set", "train.steps=4")
+        self.document("train", "tiny.yaml", *settings, "--set", "checkpoint.path=run")
+        done = subprocess.run([python, self.path("state.py"), self.path("run", "step-00000003", "model.safetensors"),
+                               self.path("run", "step-00000003", "scales.safetensors"), self.path("te.safetensors")],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SECONDS_MAX, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        self.refuse(ERROR, ["--new-lineage"], "train", "tiny.yaml", "--resume", "te.safetensors")
+        begun = self.document("train", "tiny.yaml", *settings, "--resume", "te.safetensors", "--new-lineage",
+                              "--set", "checkpoint.path=te")
+        changes = self.document("inspect", "te/step-00000004")["lineage"][0]["changes"]
+        scales = 3 * int(done.stdout)
+        self.assertIn(f"{scales} of {scales} scales from Transformer Engine's state", changes)
+        # On another text both start at its first window, so that equal losses say that weights and scales are equal.
+        self.write("other.txt", sample_text(5000)[::-1])
+        fresh = ("train", "tiny.yaml", *settings, "--new-lineage", "--set", "data.path=other.txt", "--set",
+                 "checkpoint.path=", "--set", "checkpoint.every=0", "--resume")
+        whole, taken, plain = (self.document(*fresh, path)["loss_curve"][0] for path in
+                               ("run/step-00000003", "te.safetensors", "run/step-00000003/model.safetensors"))
+        self.assertEqual((taken["loss"], taken["gradient_norm"]), (whole["loss"], whole["gradient_norm"]))
+        self.assertNotEqual(plain["loss"], whole["loss"], "the scales matter")
+        self.assertEqual(begun["resumed_step"], 0)
 
 
 if __name__ == "__main__":
