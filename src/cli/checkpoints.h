@@ -13,9 +13,10 @@ qe_status qe_session_manifest(const qe_session *session, qe_manifest *manifest, 
 /* --- going on: --resume --- */
 
 typedef struct qe_resume {
-    qe_checkpoint *checkpoint; /* NULL: from weights alone */
-    qe_safetensors *weights;   /* a file of another program */
-    char path[QE_SETTINGS_TEXT_BYTES];
+    qe_checkpoint *checkpoint; /* until it is applied; NULL: from weights alone */
+    qe_safetensors *weights;   /* a file of another program; until it is applied */
+    char path[QE_ERROR_PATH_BYTES]; /* of what was opened */
+    uint64_t step;
     qe_manifest lineage; /* runs so far; with --new-lineage, and this one */
     char folder[QE_SETTINGS_TEXT_BYTES]; /* the directory of checkpoints it lies in */
     char (*skipped)[QE_CHECKPOINT_NAME_BYTES]; /* damaged ones there */
@@ -32,8 +33,8 @@ const char *qe_resume_path(const qe_resume *resume);
 /* The settings it was written with (a file of weights: the defaults); where it lies for checkpoint.path, and the usual
  * contracts. */
 qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out, qe_error *error_out);
-/* Makes the checkpoint's state the session's. What differs and decides the bits is refused, or, with new_lineage,
- * recorded in resume->lineage.
+/* Makes the checkpoint's state the session's, and lets go of its tensors. What differs and decides the bits is refused,
+ * or, with new_lineage, recorded in resume->lineage.
  * On failure: QE_CONTRACT: *rule_out; QE_ERROR_CONFIG: what differs. */
 qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
                           qe_error *error_out);

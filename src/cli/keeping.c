@@ -17,9 +17,18 @@ static unsigned share_of(const qe_session *session) {
     return processors > (int)session->schedule.ranks ? 100 : SHARE_AMONG_RANKS;
 }
 
+static int is_same_folder(const char *one, const char *two) {
+    char *first = realpath(one, NULL), *second = realpath(two, NULL);
+    int same = first != NULL && second != NULL && strcmp(first, second) == 0;
+    free(first);
+    free(second);
+    return same;
+}
+
 /* Those that a resume found damaged do not count among the ones to keep. */
 static qe_status distrust(qe_keeping *keeping, const qe_resume *resume, qe_error *error_out) {
-    if (resume == NULL || strcmp(resume->folder, keeping->session->settings.checkpoint.path) != 0) return QE_OK;
+    if (resume == NULL || resume->skipped_count == 0) return QE_OK;
+    if (!is_same_folder(resume->folder, keeping->session->settings.checkpoint.path)) return QE_OK;
     for (size_t i = 0; i < resume->skipped_count; i++)
         QE_TRY(qe_checkpoint_folder_distrust(keeping->folder, resume->skipped[i], error_out));
     return QE_OK;

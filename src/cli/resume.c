@@ -54,23 +54,32 @@ qe_status qe_resume_open(qe_resume *resume, const char *path, qe_rule *rule_out,
         snprintf(resume->folder, sizeof resume->folder, "%s", path);
         QE_TRY(qe_checkpoint_open_newest(path, note_skipped, resume, &resume->checkpoint, rule_out, error_out));
     }
+    snprintf(resume->path, sizeof resume->path, "%s", qe_checkpoint_path(resume->checkpoint));
+    resume->step = qe_checkpoint_manifest(resume->checkpoint)->step;
     return copy_lineage(resume, error_out);
 }
 
-void qe_resume_close(qe_resume *resume) {
+/* The tensors, which are as large as the state. */
+static void drop_tensors(qe_resume *resume) {
     qe_checkpoint_close(resume->checkpoint);
     qe_safetensors_close(resume->weights);
+    resume->checkpoint = NULL;
+    resume->weights = NULL;
+}
+
+void qe_resume_close(qe_resume *resume) {
+    drop_tensors(resume);
     qe_manifest_deinit(&resume->lineage);
     free(resume->skipped);
     *resume = (qe_resume){0};
 }
 
 const char *qe_resume_path(const qe_resume *resume) {
-    return resume->checkpoint != NULL ? qe_checkpoint_path(resume->checkpoint) : resume->path;
+    return resume->path;
 }
 
 uint64_t qe_resume_step(const qe_resume *resume) {
-    return resume->checkpoint != NULL ? qe_checkpoint_manifest(resume->checkpoint)->step : 0;
+    return resume->step;
 }
 
 /* A checkpoint says how to train, not where to write: its paths for output are not followed. */
@@ -174,12 +183,19 @@ static qe_status begin_from_weights(qe_resume *resume, qe_session *session, int 
     return status == QE_OK ? note_import(resume, &report, error_out) : status;
 }
 
-qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
-                          qe_error *error_out) {
-    *rule_out = QE_RULE_NONE;
-    if (resume->weights != NULL) return begin_from_weights(resume, session, new_lineage, rule_out, error_out);
+static qe_status continue_from(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                               qe_error *error_out) {
     QE_TRY(compare(resume, session, new_lineage, error_out));
     QE_TRY(put(resume, session, new_lineage, rule_out, error_out));
     take_position(resume, session);
+    return QE_OK;
+}
+
+qe_status qe_resume_apply(qe_resume *resume, qe_session *session, int new_lineage, qe_rule *rule_out,
+                          qe_error *error_out) {
+    *rule_out = QE_RULE_NONE;
+    if (resume->weights != NULL) QE_TRY(begin_from_weights(resume, session, new_lineage, rule_out, error_out));
+    else QE_TRY(continue_from(resume, session, new_lineage, rule_out, error_out));
+    drop_tensors(resume);
     return QE_OK;
 }

@@ -238,6 +238,31 @@ def run_damage(bench, case):
     expect(f"step-{newest:08d} is no checkpoint to go on from" in err, f"not named: {err}")
 
 
+def check_syncs(bench):
+    """A name is given only to what is on disk: each file, then its directory, then the rename, then the parent."""
+    log = bench.path("calls.log")
+    for scene, arguments in starts(bench).values():
+        if os.path.exists(log):
+            os.remove(log)
+        bench.restore(scene)
+        status, _, err = bench.train(*arguments, log=log)
+        expect(status == 0, f"the logged run: {err}")
+        with open(log, encoding="utf-8") as file:
+            calls = [line.rstrip("\n").split(" ", 2)[1:] for line in file]
+        renames = [i for i, (call, path) in enumerate(calls) if call == "renameat2" and "partial" in path]
+        expect(renames, "no checkpoint was named")
+        for at in renames:
+            partial = calls[at][1]
+            written = {path for call, path in calls[:at] if call == "write" and path.startswith(partial + "/")}
+            expect(len(written) == 5, f"files of one checkpoint: {written}")
+            for path in written | {partial}:
+                last = max(i for i in range(at) if calls[i] == ["fsync", path])
+                later = [c for c in calls[last:at] if c[0] == "write" and c[1].startswith(path)]
+                expect(not later, f"written after its sync: {later}")
+            after = next((i for i in range(at, len(calls)) if calls[i] == ["fsync", ""]), None)
+            expect(after is not None, "the parent was not synced")
+
+
 def main():
     parser = argparse.ArgumentParser(description="the same bits after any death", epilog="exit: 0 all held, 1 not")
     parser.add_argument("--program", required=True)
@@ -248,6 +273,11 @@ def main():
     source, failures, counts, begin = random.Random(options.seed), [], {}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="qeffect-crash-") as folder:
         bench = Bench(options, folder)
+        try:
+            check_syncs(bench)
+        except Failure as failure:
+            failures.append("syncs")
+            print(f"FAILED order of syncs: {failure}")
         kinds = (("faults", fault_cases(bench), run_fault), ("kills", kill_cases(bench, source), run_kill),
                  ("damages", damage_cases(bench, source), run_damage))
         for kind, cases, run_case in kinds:

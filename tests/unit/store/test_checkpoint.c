@@ -189,6 +189,21 @@ static void copy_file(const scene *s, const char *from, const char *to) {
     free(content);
 }
 
+/* Puts the hash of what a file of step 3 holds now into its manifest. */
+static void forge_digest(const scene *s, const char *file) {
+    size_t bytes = 0;
+    char name[96], digest[QE_HASH_TEXT_BYTES], old_digest[QE_DIGEST_BYTES] = {0};
+    snprintf(name, sizeof name, "step-00000003/%s", file);
+    char *content = scene_read(s, name, &bytes);
+    qe_hash_text(qe_hash_bytes(content, bytes), digest);
+    free(content);
+    char *manifest = scene_read(s, "step-00000003/manifest.json", &bytes);
+    const char *at = strstr(strstr(manifest, file), "\"xxh3_128\": \"");
+    memcpy(old_digest, at + strlen("\"xxh3_128\": \""), QE_DIGEST_BYTES - 1);
+    free(manifest);
+    scene_forge(s, "step-00000003/manifest.json", old_digest, digest);
+}
+
 static void files_of_another_step_are_mixed(void **state) {
     scene *s = *state;
     const uint64_t steps[] = {3, 4};
@@ -196,17 +211,7 @@ static void files_of_another_step_are_mixed(void **state) {
     copy_file(s, "step-00000004/optimizer.safetensors", "step-00000003/optimizer.safetensors");
     refused(s, QE_CONTRACT, QE_RULE_CHECKPOINT_MIXED, "checkpoint.mixed");
     assert_says(s->error.path, "optimizer.safetensors");
-    /* and so they are to somebody who put their hash into the manifest */
-    size_t bytes = 0;
-    char digest[QE_HASH_TEXT_BYTES], old_digest[QE_DIGEST_BYTES] = {0};
-    char *content = scene_read(s, "step-00000004/optimizer.safetensors", &bytes);
-    qe_hash_text(qe_hash_bytes(content, bytes), digest);
-    free(content);
-    char *manifest = scene_read(s, "step-00000003/manifest.json", &bytes);
-    const char *at = strstr(strstr(manifest, "optimizer.safetensors"), "\"xxh3_128\": \"");
-    memcpy(old_digest, at + strlen("\"xxh3_128\": \""), QE_DIGEST_BYTES - 1);
-    free(manifest);
-    scene_forge(s, "step-00000003/manifest.json", old_digest, digest);
+    forge_digest(s, "optimizer.safetensors"); /* and so they are to somebody who put their hash into the manifest */
     refused(s, QE_CONTRACT, QE_RULE_CHECKPOINT_MIXED, "the file of step 4");
 }
 
@@ -284,6 +289,42 @@ static void hostile_manifests_are_refused_by_name(void **state) {
     scene_write(s, files[0], deep, 1 << 20);
     refused(s, QE_ERROR_FORMAT, QE_RULE_NONE, "does not end with its hash");
     free(deep);
+}
+
+/* Files whose hash is right and whose structure is hostile: judged before a byte of data is handed out. */
+static void hostile_files_with_right_hashes_are_refused(void **state) {
+    static const forgery forgeries[] = {
+        {"\"data_offsets\":[0,24]", "\"data_offsets\":[0,99]", "outside the data"},
+        {"\"data_offsets\":[24,48]", "\"data_offsets\":[20,44]", "overlap"},
+        {"\"data_offsets\":[24,48]", "\"data_offsets\":[48,24]", "outside the data"},
+        {"\"dtype\":\"F32\"", "\"dtype\":\"F99\"", "unknown dtype"},
+        {"\"shape\":[2,3]", "\"shape\":[2,9]", "its shape means"},
+        {"\"a.weight.moment2\"", "\"a.weight.moment1\"", "duplicate"},
+        {"{\"__metadata__", "[\"__metadata__", "does not begin with {"},
+    };
+    scene *s = *state;
+    const uint64_t step = 3;
+    for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
+        size_t bytes = 0, length = strlen(forgeries[i].old_text);
+        save_steps(s, &step, 1, 0);
+        char *content = scene_read(s, "step-00000003/optimizer.safetensors", &bytes);
+        char *at = memmem(content, bytes, forgeries[i].old_text, length);
+        assert_non_null(at);
+        assert_int_equal(strlen(forgeries[i].new_text), length);
+        memcpy(at, forgeries[i].new_text, length);
+        scene_write(s, "step-00000003/optimizer.safetensors", content, bytes);
+        free(content);
+        forge_digest(s, "optimizer.safetensors");
+        refused(s, QE_ERROR_FORMAT, QE_RULE_NONE, forgeries[i].words);
+    }
+    size_t bytes = 0;
+    save_steps(s, &step, 1, 0);
+    char *content = scene_read(s, "step-00000003/optimizer.safetensors", &bytes);
+    memset(content, 0x7f, 8); /* a header of 9e18 bytes */
+    scene_write(s, "step-00000003/optimizer.safetensors", content, bytes);
+    free(content);
+    forge_digest(s, "optimizer.safetensors");
+    refused(s, QE_ERROR_FORMAT, QE_RULE_NONE, "header");
 }
 
 static void links_pipes_and_folders_are_not_followed(void **state) {
@@ -537,6 +578,7 @@ int main(void) {
         IN_FOLDER(a_manifest_of_another_run_is_refused),
         IN_FOLDER(a_scale_of_another_epoch_is_refused),
         IN_FOLDER(hostile_manifests_are_refused_by_name),
+        IN_FOLDER(hostile_files_with_right_hashes_are_refused),
         IN_FOLDER(links_pipes_and_folders_are_not_followed),
         IN_FOLDER(the_newest_complete_one_is_taken_and_damaged_ones_are_named),
         IN_FOLDER(where_none_is_left_the_newest_is_blamed),
