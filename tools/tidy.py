@@ -49,7 +49,7 @@ HEADER_ROOM = {
     "status": "base", "limits": "base", "fp8": "base", "recipe": "base", "data_format": "base",
     "op": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
-    "draw": "schedule", "certificate": "schedule",
+    "draw": "schedule", "certificate": "schedule", "search": "schedule",
     "plan": "plan", "model": "model", "timed": "model", "step": "step",
     "snapshot": "step", "safetensors": "store", "checkpoint": "store", "te_state": "store", "settings": "config",
     "data": "data",

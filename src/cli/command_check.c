@@ -1,6 +1,6 @@
 /* command_check.c - `qeffect check`: the certificate of a schedule under stated rules, or the counterexample. */
 #include "cli/schedule_argument.h"
-#include "cli/times.h"
+#include "cli/search_argument.h"
 #include "qeffect/certificate.h"
 
 #include <stdlib.h>
@@ -73,8 +73,12 @@ static int read_request(const qe_cli *cli, qe_certificate_request *request_out) 
 
 /* Orders with a formula are computed while they are judged; everything else is loaded. */
 static int open_question(qe_cli *cli, question *asked) {
+    static const char *const searching[] = {"times", "stage-times", "weight-share", "stages", "metric", NULL};
     int status = read_request(cli, &asked->request);
     asked->argument = cli->arguments[0];
+    if (status == QE_EXIT_OK && !qe_search_argument_is(asked->argument)) {
+        status = qe_search_argument_alone(cli, searching);
+    }
     asked->streamed = qe_schedule_streams(asked->argument) && !qe_cli_has(cli, "forward-only");
     if (status != QE_EXIT_OK) return status;
     if (asked->streamed) return qe_schedule_argument_sizes(cli, asked->argument, &asked->order);
@@ -271,7 +275,8 @@ static int run_check(qe_cli *cli) {
 
 static const qe_cli_option OPTIONS[] = {
     QE_SCHEDULE_OPTIONS,
-    {"memory-limit", 0, "N", "microbatches of a whole rank that a rank may keep", 0},
+    QE_TIMES_OPTIONS,
+    QE_SEARCH_OPTIONS,
     {"sends", 0, "WORD", "single (default) or batched: an action waits for the whole batch in front of it", 0},
     {"communicators", 0, "WORD", "edge (default): one per directed edge of two ranks; or one for all", 0},
     {"capacity", 0, "N", "buffers of a directed edge (default 0: rendezvous)", 0},

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <jansson.h>
 #include "cli/output.h"
+#include "cli/search_argument.h"
 #include "qeffect/draw.h"
 
 static const char *const FORMATS[] = {"compute_only", "compute_comms", "svg"};
@@ -11,24 +12,31 @@ static qe_cli_writer write_compute_only, write_compute_comms, write_svg;
 static qe_cli_writer *const WRITERS[] = {write_compute_only, write_compute_comms, write_svg};
 enum { FORMAT_COUNT = sizeof FORMATS / sizeof FORMATS[0] };
 
-static qe_status write_compute_only(const void *schedule, FILE *file, qe_error *error_out) {
-    return qe_schedule_write_csv(schedule, file, error_out);
+/* What is written. An order has no times of its own: without options F, I and W take one unit each on a whole rank. */
+typedef struct written {
+    qe_schedule schedule;
+    qe_times times;
+    const char *times_text; /* as they were given */
+} written;
+
+static qe_status write_compute_only(const void *opaque, FILE *file, qe_error *error_out) {
+    return qe_schedule_write_csv(&((const written *)opaque)->schedule, file, error_out);
 }
 
-static qe_status write_compute_comms(const void *schedule, FILE *file, qe_error *error_out) {
-    return qe_schedule_write_csv_comms(schedule, file, error_out);
+static qe_status write_compute_comms(const void *opaque, FILE *file, qe_error *error_out) {
+    return qe_schedule_write_csv_comms(&((const written *)opaque)->schedule, file, error_out);
 }
 
-/* An order has no times of its own: F, I and W take one unit each on a whole rank. */
 static qe_status write_svg(const void *opaque, FILE *file, qe_error *error_out) {
-    const qe_schedule *schedule = opaque;
-    uint32_t chunks = schedule->stages > schedule->ranks ? schedule->stages / schedule->ranks : 1;
-    qe_stage_cost cost = qe_stage_cost_of(1.0, 1.0, 1.0, 1.0, chunks);
-    qe_simulation_request request = {.schedule = schedule, .costs = &cost, .cost_count = 1};
+    const written *what = opaque;
+    const qe_schedule *schedule = &what->schedule;
+    qe_simulation_request request = {.schedule = schedule, .costs = what->times.costs,
+                                     .cost_count = schedule->stages, .latency = what->times.hop};
     qe_simulation simulation = {0};
     char title[128];
-    (void)snprintf(title, sizeof title, "%u ranks, %u stages, %u microbatches; F = I = W", schedule->ranks,
-                   schedule->stages, schedule->microbatches);
+    (void)snprintf(title, sizeof title, "%u ranks, %u stages, %u microbatches; %s%.60s", schedule->ranks,
+                   schedule->stages, schedule->microbatches, what->times_text == NULL ? "" : "times ",
+                   what->times_text == NULL ? "F = I = W" : what->times_text);
     qe_drawing drawing = {.schedule = schedule, .simulation = &simulation, .title = title, .unit = "",
                           .unit_us = 1000.0};
     qe_status status = qe_simulation_run(&request, &simulation, error_out);
@@ -69,36 +77,42 @@ static int json_report(const char *name, const char *path, const qe_schedule *sc
     return qe_cli_json(document, QE_EXIT_OK);
 }
 
-static int write_schedule(const qe_cli *cli, const char *name, qe_cli_writer *writer, const qe_schedule *schedule) {
+static int write_schedule(const qe_cli *cli, const char *name, qe_cli_writer *writer, const written *what) {
     const char *path = qe_cli_value(cli, "output");
     qe_error error = {0};
     if (path != NULL) {
-        int status = qe_cli_write_file(cli, path, writer, schedule);
+        int status = qe_cli_write_file(cli, path, writer, what);
         if (status != QE_EXIT_OK) return status;
     }
-    if (cli->json) return json_report(name, path, schedule);
-    if (path == NULL && writer(schedule, stdout, &error) != QE_OK) return qe_cli_error(cli, &error);
+    if (cli->json) return json_report(name, path, &what->schedule);
+    if (path == NULL && writer(what, stdout, &error) != QE_OK) return qe_cli_error(cli, &error);
     return QE_EXIT_OK;
 }
 
 static int run_schedule(qe_cli *cli) {
+    static const char *const searching[] = {"memory-limit", "weight-share", NULL};
     const char *name = cli->arguments[0];
-    qe_schedule schedule;
+    written what = {.times_text = qe_cli_value(cli, "times")};
     qe_cli_writer *writer = find_writer(cli);
     if (writer == NULL) return QE_EXIT_USAGE;
     if (qe_cli_value(cli, "output") != NULL && qe_cli_value(cli, "output")[0] == '\0') {
         return qe_cli_usage(cli, "--output needs the name of a file");
     }
-    int status = qe_schedule_argument_load(cli, name, &schedule);
-    if (status != QE_EXIT_OK) return status;
-    status = write_schedule(cli, name, writer, &schedule);
-    qe_schedule_deinit(&schedule);
+    if (what.times_text == NULL) what.times_text = qe_cli_value(cli, "stage-times");
+    int status = qe_search_argument_is(name) ? QE_EXIT_OK : qe_search_argument_alone(cli, searching);
+    if (status == QE_EXIT_OK) status = qe_schedule_argument_load(cli, name, &what.schedule);
+    if (status == QE_EXIT_OK) status = qe_times_read(cli, &what.schedule, &what.times);
+    if (status == QE_EXIT_OK) status = write_schedule(cli, name, writer, &what);
+    qe_times_deinit(&what.times);
+    qe_schedule_deinit(&what.schedule);
     return status;
 }
 
 static const qe_cli_option OPTIONS[] = {{"output", 'o', "FILE", "write here instead of standard output", 0},
                                         {"format", 0, "FORM", "compute_only, compute_comms with transfers, or svg", 0},
                                         QE_SCHEDULE_OPTIONS,
+                                        QE_TIMES_OPTIONS,
+                                        QE_SEARCH_OPTIONS,
                                         {NULL, 0, NULL, NULL, 0}};
 
 const qe_command qe_command_schedule = {
@@ -121,18 +135,20 @@ const qe_command qe_command_schedule = {
         "  dualpipe        two streams from both ends, each stage on two ranks: half the bubble, twice the weights\n"
         "  dualpipev       the same on zbv's V, each stage once\n"
         "  sequential      one microbatch at a time, the baseline\n"
+        "  auto            the best one that is found for --times or --stage-times under --memory-limit\n"
         "\n"
         "Written is what PyTorch's pipelining reads and `qeffect check` and `qeffect train` take: one row per rank,\n"
         "one action per cell. --format compute_comms adds the transfers, UNSHARD, RESHARD and REDUCE_GRAD that\n"
         "PyTorch would add; with a CSV file for SCHEDULE, to that order. With --json the orders are listed without\n"
-        "them. --format svg draws a Gantt chart with equal times; `qeffect simulate` draws others. A file is written\n"
-        "whole or not at all.\n"
+        "them. --format svg draws a Gantt chart, with the times given or equal ones; `qeffect simulate` tells what an\n"
+        "order costs. A file is written whole or not at all.\n"
         "\n"
         "Examples:\n"
         "  qeffect schedule 1f1b --ranks 4 --microbatches 8\n"
         "  qeffect schedule interleaved --ranks 4 --chunks 2 --microbatches 8 -o orders.csv\n"
         "  qeffect schedule orders.csv --format compute_comms\n"
-        "  qeffect schedule zbv --format svg -o zbv.svg\n",
+        "  qeffect schedule zbv --format svg -o zbv.svg\n"
+        "  qeffect schedule auto --ranks 4 --microbatches 16 --times 1,1.2,0.7,0.1 --memory-limit 6 -o best.csv\n",
     .options = OPTIONS,
     .arguments_min = 1,
     .arguments_max = 1,

@@ -7,6 +7,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "cli/schedule_argument.h"
+#include "cli/search_argument.h"
 #include "cli/times.h"
 #include "qeffect/draw.h"
 
@@ -324,8 +325,20 @@ static int run_both(simulate *s) {
     return status == QE_OK ? QE_EXIT_OK : qe_cli_error(s->cli, &error);
 }
 
+/* Puts the order that is best for all these times and rules into the place of the one they were read for. */
+static int search_schedule(simulate *s) {
+    qe_search_result result;
+    if (!qe_search_argument_is(s->argument)) return QE_EXIT_OK;
+    int status = qe_search_argument_run(s->cli, &s->schedule, &s->request, s->times.memory_limit, &result);
+    if (status != QE_EXIT_OK) return status;
+    qe_schedule_deinit(&s->schedule);
+    s->schedule = result.schedule;
+    return QE_EXIT_OK;
+}
+
 static int simulate_schedule(simulate *s) {
     int status = read_options(s);
+    if (status == QE_EXIT_OK) status = search_schedule(s);
     if (status == QE_EXIT_OK) status = check_schedule(s);
     if (status == QE_EXIT_OK) status = run_both(s);
     if (status == QE_EXIT_OK) status = write_picture(s, "svg", write_svg);
@@ -336,7 +349,8 @@ static int simulate_schedule(simulate *s) {
 
 static int run_simulate(qe_cli *cli) {
     simulate s = {.cli = cli, .argument = cli->arguments[0]};
-    int status = qe_schedule_argument_load(cli, s.argument, &s.schedule);
+    int status = qe_search_argument_is(s.argument) ? qe_search_argument_shape(cli, &s.schedule)
+                                                   : qe_schedule_argument_load(cli, s.argument, &s.schedule);
     if (status != QE_EXIT_OK) return status;
     status = simulate_schedule(&s);
     qe_simulation_deinit(&s.predicted);
@@ -349,6 +363,7 @@ static int run_simulate(qe_cli *cli) {
 static const qe_cli_option OPTIONS[] = {
     QE_SCHEDULE_OPTIONS,
     QE_TIMES_OPTIONS,
+    QE_SEARCH_OPTIONS,
     {"boundary", 0, "BYTES", "bytes that pass a boundary between stages", 0},
     {"bandwidth", 0, "RATE", "bytes per unit of time between two ranks, each way", 0},
     {"release", 0, "pair|op", "halves of a pair send at its end (default), or each at its own", 0},
@@ -373,7 +388,7 @@ const qe_command qe_command_simulate = {
     .summary = "what a schedule costs: times, bubbles, memory; pictures of it",
     .details =
         "SCHEDULE is a name that `qeffect schedule --help` explains, with the sizes below, or a CSV file as\n"
-        "`qeffect check` takes it.\n"
+        "`qeffect check` takes it. auto is searched for under the times, rules and limit of the options.\n"
         "\n"
         "An action starts when its rank is free and its input has arrived. Two bubbles are told: the makespan bubble\n"
         "is what a step loses whose optimizer waits for all ranks, the stage bubble what it loses where no rank waits\n"

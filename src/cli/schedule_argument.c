@@ -1,5 +1,6 @@
 /* schedule_argument.c - turns SCHEDULE and its options into a schedule. */
 #include "cli/schedule_argument.h"
+#include "cli/search_argument.h"
 
 #include <errno.h>
 #include <string.h>
@@ -43,9 +44,9 @@ static int looks_like_path(const char *argument) { return strpbrk(argument, "./"
 static int refuse_file(const qe_cli *cli, const char *path, int reason) {
     qe_error error = {0};
     if (reason == ENOENT && !looks_like_path(path)) {
-        return qe_cli_usage(cli, "\"%s\" is neither a schedule (" QE_SCHEDULE_NAMES ") nor a file", path);
+        return qe_cli_usage(cli, "\"%s\" is neither a schedule (auto, " QE_SCHEDULE_NAMES ") nor a file", path);
     }
-    (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, or " QE_SCHEDULE_NAMES,
+    (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, auto, or " QE_SCHEDULE_NAMES,
                        "cannot open the schedule: %s", strerror(reason));
     (void)qe_error_place(&error, path, 0, 0);
     return qe_cli_error(cli, &error);
@@ -86,6 +87,9 @@ static int expect_sizes(const qe_cli *cli, const char *path, qe_schedule *schedu
 }
 
 int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedule *schedule_out) {
+    static const char *const searching[] = {"stages", "metric", NULL};
+    if (qe_search_argument_is(argument)) return qe_search_argument_load(cli, schedule_out);
+    if (qe_search_argument_alone(cli, searching) != QE_EXIT_OK) return QE_EXIT_USAGE;
     if (qe_schedule_argument_is_name(argument)) return qe_schedule_argument_generate(cli, argument, schedule_out);
     qe_schedule schedule;
     int status = read_file(cli, argument, &schedule);

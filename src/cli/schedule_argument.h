@@ -21,7 +21,8 @@ int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_
 /* The named schedule with the sizes of the options. Returns an exit status; it has printed what is wrong. Owns: the
  * caller frees *schedule_out when the status is QE_EXIT_OK. */
 int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out);
-/* A name or a CSV file. With a file, --microbatches says how many are due and --ranks how many rows, when given. */
+/* A name, `auto` or a CSV file. With a file, --microbatches says how many are due and --ranks how many rows, if given;
+ * for `auto` the command takes the options of times.h and search_argument.h, too. */
 int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedule *schedule_out);
 
 /* {"schedule", "ranks", "stages", "microbatches", "actions"}: what every command says of a schedule; NULL without
