@@ -70,6 +70,9 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
 /* After each step, which took `step_s`: takes a copy when one is due and the writer is free, else at the first step
  * when it is. Never waits for the disk. What a write failed for is said on standard error; the run goes on. */
 qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_error *error_out);
+/* After the last step: starts writing its state where the writer is free, so that what comes then does not keep it from
+ * the disk. */
+qe_status qe_keeping_last(qe_keeping *keeping, uint64_t step, qe_error *error_out);
 /* The state after `step` is on disk when this returns QE_OK. On failure: of this last write. */
 qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_out);
 void qe_keeping_close(qe_keeping *keeping);

@@ -145,7 +145,9 @@ static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
         int due = settings->evaluate_every != 0 && step % settings->evaluate_every == 0 && step != settings->steps;
         if (due) QE_TRY(validate(t, step, settings->evaluate_sequences, result, error));
     }
-    return interrupted ? QE_OK : validate(t, t->steps_done, 0, result, error);
+    if (interrupted) return QE_OK;
+    QE_TRY(qe_keeping_last(&t->keeping, t->steps_done, error)); /* the last validation may take hours */
+    return validate(t, t->steps_done, 0, result, error);
 }
 
 static qe_status keep(training *t, qe_error *error) {

@@ -129,6 +129,15 @@ qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_
     return QE_OK;
 }
 
+qe_status qe_keeping_last(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
+    if (keeping->writer == NULL || !qe_checkpoint_writer_is_idle(keeping->writer)) return QE_OK;
+    note_outcome(keeping);
+    if (keeping->written > 0 && keeping->written_step == step) return QE_OK;
+    QE_TRY(copy(keeping, step, error_out));
+    qe_checkpoint_writer_start(keeping->writer, &keeping->content);
+    return QE_OK;
+}
+
 qe_status qe_keeping_finish(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
     if (keeping->writer == NULL) return QE_OK;
     note_outcome(keeping); /* waits */
