@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The same bits after any death: kills and failures at every system call on checkpoints, at random moments, and damage.
 
-    tests/crash/crash.py --program build/qeffect --library build/tests/crash_files.so [--every N] [--seed S]
+    tests/crash/crash.py --program build/qeffect --library build/tests/crash_files.so [--every N] [--only KIND]
 
 A case is one run that meets one fault, and what must hold after it:
   * every directory that has a checkpoint's name is whole (`inspect` exits 0), whatever was going on;
@@ -230,7 +230,8 @@ def run_damage(bench, case):
     newest = max(bench.seasoned_steps)  # also the last that was saved
     damage(bench.path("run", f"step-{newest:08d}", file), how, share, bit)
     status, document, _ = bench.run("inspect", "run")
-    expect(status == 1, f"inspect exits {status} with {file} damaged by {how}")
+    # A bit of what a file says of its own run or step makes it one of another run: a broken rule.
+    expect(status == 1 or (status == 3 and file.endswith(".safetensors")), f"inspect exits {status}: {file}, {how}")
     named = [e["name"] for e in document["checkpoints"] if not e["verified"]]
     expect(named == [f"step-{newest:08d}"], f"named as damaged: {named}")
     document, err = bench.go_on(can_resume=True)
@@ -268,6 +269,7 @@ def main():
     parser.add_argument("--program", required=True)
     parser.add_argument("--library", required=True)
     parser.add_argument("--every", type=int, default=1, help="take each N-th case")
+    parser.add_argument("--only", choices=("faults", "kills", "damages"), help="only cases of this kind")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     source, failures, counts, begin = random.Random(options.seed), [], {}, time.monotonic()
@@ -281,6 +283,8 @@ def main():
         kinds = (("faults", fault_cases(bench), run_fault), ("kills", kill_cases(bench, source), run_kill),
                  ("damages", damage_cases(bench, source), run_damage))
         for kind, cases, run_case in kinds:
+            if options.only not in (None, kind):
+                continue
             for index, (name, case) in enumerate(list(cases)):
                 if index % options.every:
                     continue
