@@ -25,6 +25,7 @@ typedef struct qe_ledger qe_ledger;
 
 /* Builds the ledger of a program. All memory it will ever need is taken here, except when a program without a plan
  * splits buffers into more ranges than expected.
+ * On failure: QE_ERROR_MEMORY; QE_ERROR_UNSUPPORTED where the program has what only a trace may have (program.h).
  * Requires: program outlives the ledger and does not change.
  * Owns:     the caller destroys the ledger. Thread: one. Capture: forbidden. */
 qe_status qe_ledger_create(const qe_program *program, qe_ledger **ledger_out, qe_error *error_out);

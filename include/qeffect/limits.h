@@ -4,6 +4,7 @@
 
 enum {
     QE_STREAMS_MAX = 16,        /* streams of one rank: caller, compute, and a send and a receive per directed edge */
+    QE_PROGRAM_STREAMS_MAX = 64, /* streams of one program: a trace may hold several ranks, or a framework's pools */
     QE_EFFECTS_MAX = 16,        /* effects of one op; the widest fused op declares ten */
     QE_RANKS_MAX = 64,          /* ranks that run in one process: each is a handful of threads */
     QE_SCHEDULE_RANKS_MAX = 4096, /* ranks of a schedule that is only written, checked or simulated: one per stage */

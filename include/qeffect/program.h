@@ -26,21 +26,29 @@ typedef enum qe_object_kind {
     QE_OBJECT_GRAD,   /* counter: takes; deposits made of deposits due this step */
     QE_OBJECT_BUFFER, /* bytes, by range */
     QE_OBJECT_GRAPH,  /* captured program; counter: its seal, how often it was captured */
+    QE_OBJECT_RNG,    /* counter-based generator; counter: offset of the next number */
     QE_OBJECT_KINDS
 } qe_object_kind;
+
+/* `counter` of a buffer. */
+typedef enum qe_buffer_begin {
+    QE_BUFFER_UNWRITTEN, /* nothing has written it yet */
+    QE_BUFFER_WRITTEN,   /* all of it was written before */
+    QE_BUFFER_ABSENT     /* it is not allocated */
+} qe_buffer_begin;
 
 typedef struct qe_object {
     char name[QE_NAME_BYTES];
     qe_object_kind kind;
     uint64_t counter; /* epoch, generation, version or takes at the beginning of the program;
-                         buffer: 0 if nothing has written it yet, else all of it was written before */
+                         buffer: qe_buffer_begin */
     uint32_t due;     /* grad: deposits due per step; scale: records due per step (0: not checked) */
     uint32_t weight;  /* cache, grad: object index of its weight; grad: QE_NONE where it has none */
     uint32_t scale;   /* cache: object index of the scale it is made with, or QE_NONE */
     uint64_t bytes;   /* buffer: its size; slot: its size where an address is told; others 0 */
     uint64_t key_version, key_epoch; /* cache: absolute key that it holds at the beginning of the program */
     uint8_t layouts, recipe;         /* cache: layouts and recipe that it holds then; layouts 0: it is empty */
-    uint64_t address; /* buffer, slot: where its `bytes` lie; 0: not told */
+    uint64_t address; /* buffer, slot: where its `bytes` lie; 0: not told. Buffers share the bytes they overlap in */
 } qe_object;
 
 /* One place in the declared order of a gradient's deposits. */
@@ -57,9 +65,18 @@ typedef enum qe_stream_role {
     QE_STREAM_HOST    /* the host thread as a place where accesses happen */
 } qe_stream_role;
 
+/* CUDA's rules of the default stream; they order work without an event. */
+typedef enum qe_stream_order {
+    QE_STREAM_SEPARATE, /* ordered with other streams by events and syncs alone */
+    QE_STREAM_BLOCKING, /* ordered with the legacy default stream of its rank, both ways */
+    QE_STREAM_LEGACY    /* the legacy default stream: waits for, and is awaited by, all blocking streams of its rank */
+} qe_stream_order;
+
 typedef struct qe_stream_info {
     char name[QE_NAME_BYTES];
     qe_stream_role role;
+    uint8_t order; /* qe_stream_order; only judged in a trace */
+    uint16_t rank; /* whose host submits to it; below QE_RANKS_MAX; only judged in a trace */
 } qe_stream_info;
 
 typedef enum qe_effect_kind {
@@ -80,6 +97,13 @@ typedef enum qe_effect_kind {
     QE_EFFECT_GRAPH_BEGIN,  /* the op's stream records the graph from here on, instead of running */
     QE_EFFECT_GRAPH_CAPTURE, /* the recording, or what was handed over whole, becomes seal `version` */
     QE_EFFECT_GRAPH_LAUNCH, /* replays seal `version`; `use`: one thing that was frozen (`begin`), and now (`end`) */
+    /* The rest are judged only where a program is judged on its own (a trace). Memory: */
+    QE_EFFECT_BUFFER_ALLOC,  /* it is there from here on, in the order of the stream; nothing has written it */
+    QE_EFFECT_BUFFER_FREE,   /* it is gone from here on, in the order of the stream */
+    QE_EFFECT_BUFFER_TAKE,   /* handed out by an allocator of the host: has no place in the order of a stream */
+    QE_EFFECT_BUFFER_DROP,   /* given back to it: who gets the bytes next must come after their users */
+    QE_EFFECT_BUFFER_PLEDGE, /* at its drop the allocator waits for what this stream was given (record_stream) */
+    QE_EFFECT_RNG_DRAW,      /* numbers [`version`, `version` + `end`); `write`: again, as its forward drew them */
     QE_EFFECT_KINDS
 } qe_effect_kind;
 
@@ -102,10 +126,16 @@ typedef struct qe_effect {
     uint16_t stage;      /* slot: owner's stage */
     uint16_t use;        /* grad: which use of the weight in the microbatch, for weights used more than once;
                             graph launch: qe_frozen */
-    uint32_t microbatch; /* slot: owner's microbatch; grad: whose contribution */
+    union {
+        uint32_t microbatch; /* slot: owner's microbatch; grad: whose contribution; draw: for whom */
+        uint32_t rows;       /* buffer read or write: [begin, end) so many times, `pitch` apart; 0: once */
+    };
     uint64_t version;    /* epoch, generation or version, from the beginning of the program; cache: weight version;
                             buffer read: which write of this step it expects (1 is the first; 0: any) */
-    uint64_t epoch;      /* cache: scale epoch, from the beginning of the program */
+    union {
+        uint64_t epoch;      /* cache: scale epoch, from the beginning of the program */
+        uint64_t pitch;      /* buffer read or write with rows: bytes from one's begin to the next one's */
+    };
     uint64_t begin, end; /* buffer: byte range; graph launch: what it was captured with, and what is there now */
 } qe_effect;
 
@@ -118,6 +148,7 @@ typedef enum qe_item_kind {
     QE_ITEM_SYNC_DEVICE, /* the host waits for all streams */
     QE_ITEM_STEP_BEGIN,
     QE_ITEM_STEP_END,    /* every slot free, every recorded scale folded, every grad taken */
+    QE_ITEM_DESTROY,     /* event `event` is destroyed: it has no record until it is recorded again */
     QE_ITEM_KINDS
 } qe_item_kind;
 
@@ -132,10 +163,13 @@ typedef struct qe_item {
     uint32_t first_effect; /* index into qe_program.effects */
     uint32_t label;      /* op: index into qe_program.labels */
     uint32_t line;       /* trace: 1-based line; plan: 0 */
+    uint16_t rank;       /* sync_event, sync_device: whose host waits */
+    uint16_t reserved;
 } qe_item;
 
 enum {
     QE_LABELS_MAX = 65536,     /* names of ops: a plan has some dozens */
+    QE_ROWS_MAX = 4096,        /* of a strided range: a trace line must not cost more than a few ms */
     QE_PROGRAM_MAX = 1u << 27, /* objects, items, effects or events of one program: indices stay far from QE_NONE */
 };
 
@@ -181,7 +215,8 @@ qe_status qe_program_add_deposit(qe_program *program, const qe_deposit *deposit,
 uint32_t qe_program_add_event(qe_program *program);
 
 /* Do two effects on one object conflict: unless both only read, or both only record (a use and a record commute too)?
- * Buffer effects conflict only where their ranges meet. Deposits conflict with each other: their order is the bits. */
+ * Buffer effects conflict only where their ranges meet (of a range with rows: from its first byte to its last); what
+ * the host's allocator does conflicts with nothing. Deposits conflict with each other: their order is the bits. */
 int qe_effect_conflicts(const qe_effect *a, const qe_effect *b);
 
 /* "scale" ..., as traces write it; "unknown" for what is no kind. */

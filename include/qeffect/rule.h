@@ -45,13 +45,19 @@ typedef enum qe_rule {
     QE_RULE_SYNC_SIDE,       /* sync.side: conflicting ops on two streams, no edge between them */
     QE_RULE_SYNC_HOST,       /* sync.host: the host touches what a stream still uses, or the other way round */
     QE_RULE_SYNC_EVENT,      /* sync.event: wait on an event that was never recorded */
-    QE_RULE_SYNC_CAPTURE,    /* sync.capture: a recording waits for an event that was recorded outside it */
+    QE_RULE_SYNC_CAPTURE,    /* sync.capture: a recording waits for what is outside it, or the other way round */
+    QE_RULE_GRAPH_UNJOINED,  /* graph.unjoined: a recording ends before a stream in it was joined */
     QE_RULE_GRAPH_EMPTY,     /* graph.empty: launched before its first capture */
     QE_RULE_GRAPH_STALE,     /* graph.stale: launched by seal a, it was captured again and is at b */
     QE_RULE_GRAPH_MODE,      /* graph.mode: captured for mode a, launched for mode b */
     QE_RULE_GRAPH_ADDRESS,   /* graph.address: a graph holds address a, the tensor is at b now */
     QE_RULE_GRAPH_CONSTANT,  /* graph.constant: a shape, host constant or algorithm was frozen as a and is b now */
     QE_RULE_SLOT_ALIAS,      /* slot.alias: a buffer's bytes are bytes of a slot */
+    QE_RULE_BUFFER_FREED,    /* buffer.freed: touched before its allocation or after its free */
+    QE_RULE_BUFFER_LIVE,     /* buffer.live: allocated where it, or another buffer, is live */
+    QE_RULE_SYNC_REUSE,      /* sync.reuse: memory that was handed out again, its earlier users not awaited */
+    QE_RULE_RNG_FROZEN,      /* rng.frozen: numbers drawn again, or left out */
+    QE_RULE_RNG_SPLIT,       /* rng.split: a recompute draws other numbers than its forward */
     QE_RULE_SCHEDULE_PLACE,  /* schedule.place: a stage on two ranks, on none, or out of range */
     QE_RULE_SCHEDULE_DUPLICATE, /* schedule.duplicate: an action twice */
     QE_RULE_SCHEDULE_MISSING, /* schedule.missing: an action that is due is absent */

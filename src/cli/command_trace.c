@@ -25,9 +25,22 @@ static uint32_t line_of(const qe_violation *violation, const qe_program *program
     return violation->item < program->item_count ? program->items[violation->item].line : 0;
 }
 
+/* One of the two submissions of a breach: its line, what it is called, where it was submitted. */
+static void put_item(json_t *fields, const qe_program *program, uint32_t index, const char *line, const char *op,
+                     const char *stream) {
+    if (index >= program->item_count) return;
+    const qe_item *item = &program->items[index];
+    if (item->line > 0) json_object_set_new(fields, line, json_integer(item->line));
+    if (item->kind == QE_ITEM_OP)
+        json_object_set_new(fields, op, qe_cli_json_text(program->labels[item->label].text));
+    if (item->kind <= QE_ITEM_WAIT)
+        json_object_set_new(fields, stream, qe_cli_json_text(program->streams[item->stream].name));
+}
+
 static json_t *violation_json(const qe_violation *violation, const qe_program *program) {
     json_t *fields = qe_cli_violation_json(violation, program);
-    if (line_of(violation, program) > 0) json_object_set_new(fields, "line", json_integer(line_of(violation, program)));
+    put_item(fields, program, violation->item, "line", "op", "stream");
+    put_item(fields, program, violation->other_item, "other_line", "other_op", "other_stream");
     return fields;
 }
 

@@ -60,6 +60,7 @@ static void close_object(qe_ledger *ledger, uint32_t index) {
     case QE_OBJECT_GRAD:
     case QE_OBJECT_BUFFER:
     case QE_OBJECT_GRAPH:
+    case QE_OBJECT_RNG:
     case QE_OBJECT_KINDS: break;
     }
 }
@@ -104,6 +105,7 @@ static void abort_object(qe_ledger *ledger, uint32_t index) {
     case QE_OBJECT_CACHE: *state = (qe_object_state){0}; break;
     case QE_OBJECT_BUFFER: state->word = 0; break;
     case QE_OBJECT_GRAPH: /* recordings are no work of a step: they stay */
+    case QE_OBJECT_RNG:
     case QE_OBJECT_KINDS: break;
     }
 }

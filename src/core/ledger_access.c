@@ -14,6 +14,13 @@ static qe_rule rule_between(qe_stream_role earlier, qe_stream_role later) {
     return QE_RULE_SYNC_SIDE;
 }
 
+/* Did the access come before the buffer was allocated where it lies? */
+static int is_earlier_user(const qe_judgement *judgement, uint32_t effect_index, const qe_access *other) {
+    const qe_effect *effect = &judgement->effects[effect_index];
+    if (qe_effect_object_kind(effect->kind) != QE_OBJECT_BUFFER || other->item == QE_NONE) return 0;
+    return other->item + 1 < judgement->ledger->state[effect->object].key_epoch;
+}
+
 static void judge_access(qe_judgement *judgement, uint32_t effect_index, const qe_access *other) {
     if (other->clock == 0) return;
     QE_ASSERT(other->stream < judgement->ledger->stream_count);
@@ -23,7 +30,12 @@ static void judge_access(qe_judgement *judgement, uint32_t effect_index, const q
     QE_ASSERT(other->stream != judgement->item->stream);
     qe_finding finding = {rule_between(streams[other->stream].role, streams[judgement->item->stream].role),
                           other->clock, seen};
-    judgement->unordered |= 1u << effect_index;
+    if (is_earlier_user(judgement, effect_index, other)) {
+        finding.rule = QE_RULE_SYNC_REUSE;
+        judgement->reused |= 1u << effect_index;
+    } else {
+        judgement->unordered |= 1u << effect_index;
+    }
     qe_judgement_report(judgement, effect_index, &finding, other);
 }
 
@@ -36,7 +48,9 @@ void qe_access_judge(qe_judgement *judgement, uint32_t effect_index, const qe_to
             reads++;
         }
     }
-    if (reads == 0) judge_access(judgement, effect_index, &touches->write);
+    /* Readers come after the write that they read; earlier users of handed out memory are told all. */
+    if (reads == 0 || is_earlier_user(judgement, effect_index, &touches->write))
+        judge_access(judgement, effect_index, &touches->write);
 }
 
 void qe_access_check(qe_judgement *judgement, uint32_t effect_index) {
@@ -83,9 +97,9 @@ static void replay(qe_ledger *ledger, uint32_t index) {
             qe_range_apply(ledger, &judgement, i);
         else
             qe_access_apply(ledger, &judgement, i);
-        qe_clock_recordings(ledger, item->stream, &judgement.effects[i]);
     }
     qe_clock_run(ledger, item->stream, &judgement.clock);
+    for (uint32_t i = 0; i < judgement.count; i++) qe_clock_recordings(ledger, item->stream, &judgement.effects[i]);
 }
 
 static void mark_item(qe_ledger *ledger, const qe_item *item) {

@@ -1,6 +1,7 @@
 /* ledger_check.c - the state layer: what one effect may find, and what it leaves behind. Checks are pure. An effect
  * is told its one fault; what only follows from it (a handle that is old because the slot is live) is not repeated. */
 #include "base/assert.h"
+#include "core/effect.h"
 #include "core/ledger_state.h"
 
 static uint32_t find(qe_finding *findings_out, uint32_t count, qe_rule rule, uint64_t expected, uint64_t found) {
@@ -162,7 +163,51 @@ static uint32_t check_buffer(const qe_ledger *ledger, const qe_effect *effect, q
                     ledger->program->objects[effect->object].address);
     if (effect->end > bytes) return find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, effect->end);
     if (effect->begin > effect->end) return find(out, 0, QE_RULE_BUFFER_BOUNDS, effect->end, effect->begin);
+    uint64_t reach = qe_effect_reach(effect);
+    if (reach > bytes) return find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, reach);
+    int absent = ledger->state[effect->object].key_version != 0;
+    int begins = effect->kind == QE_EFFECT_BUFFER_ALLOC || effect->kind == QE_EFFECT_BUFFER_TAKE;
+    if (begins == absent) return 0;
+    uint64_t address = ledger->program->objects[effect->object].address;
+    return find(out, 0, begins ? QE_RULE_BUFFER_LIVE : QE_RULE_BUFFER_FREED, address, address);
+}
+
+/* The draw of this step that began at `offset`, or the first one behind it. Draws ascend. */
+static uint32_t draw_at(const qe_ledger *ledger, uint32_t object, uint64_t offset) {
+    const qe_draw *draws = &ledger->draws[ledger->orders[object].first];
+    uint32_t low = 0, high = (uint32_t)(ledger->state[object].word & QE_LOW32);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (draws[middle].offset < offset) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* A recompute draws what its forward drew: the same numbers, for the same microbatch, in the same step. */
+static int is_drawn(const qe_ledger *ledger, const qe_effect *effect, uint64_t offset) {
+    const qe_draw *draws = &ledger->draws[ledger->orders[effect->object].first];
+    uint32_t count = (uint32_t)(ledger->state[effect->object].word & QE_LOW32);
+    for (uint32_t i = draw_at(ledger, effect->object, offset); i < count && draws[i].offset == offset; i++)
+        if (draws[i].count == effect->end && draws[i].microbatch == effect->microbatch) return 1;
     return 0;
+}
+
+static uint32_t check_rng(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
+    uint64_t offset = qe_version_of(ledger, effect->object, effect->version);
+    uint64_t next = ledger->state[effect->object].counter;
+    if (effect->write) return is_drawn(ledger, effect, offset) ? 0 : find(out, 0, QE_RULE_RNG_SPLIT, offset, next);
+    return offset == next ? 0 : find(out, 0, QE_RULE_RNG_FROZEN, next, offset);
+}
+
+static void apply_draw(qe_ledger *ledger, const qe_effect *effect, qe_object_state *state) {
+    const qe_grad_order *order = &ledger->orders[effect->object];
+    uint32_t count = (uint32_t)(state->word & QE_LOW32);
+    if (effect->write) return;
+    QE_ASSERT(count < order->length);
+    ledger->draws[order->first + count] = (qe_draw){state->counter, effect->end, effect->microbatch};
+    state->word++;
+    state->counter += effect->end;
 }
 
 static uint32_t check_graph(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
@@ -191,6 +236,7 @@ uint32_t qe_state_check(const qe_ledger *ledger, const qe_effect *effect, qe_fin
     case QE_OBJECT_GRAD: return check_grad(ledger, effect, findings_out);
     case QE_OBJECT_BUFFER: return check_buffer(ledger, effect, findings_out);
     case QE_OBJECT_GRAPH: return check_graph(ledger, effect, findings_out);
+    case QE_OBJECT_RNG: return check_rng(ledger, effect, findings_out);
     case QE_OBJECT_KINDS: break;
     }
     return 0;
@@ -246,6 +292,12 @@ void qe_state_apply(qe_ledger *ledger, const qe_effect *effect) {
         break;
     case QE_EFFECT_BUFFER_WRITE: state->word++; break;
     case QE_EFFECT_GRAPH_CAPTURE: state->counter++; break;
+    case QE_EFFECT_BUFFER_ALLOC:
+    case QE_EFFECT_BUFFER_TAKE: state->key_version = 0; break;
+    case QE_EFFECT_BUFFER_FREE:
+    case QE_EFFECT_BUFFER_DROP: state->key_version = 1; break;
+    case QE_EFFECT_RNG_DRAW: apply_draw(ledger, effect, state); break;
+    case QE_EFFECT_BUFFER_PLEDGE:
     case QE_EFFECT_SCALE_USE:
     case QE_EFFECT_SLOT_BORROW:
     case QE_EFFECT_WEIGHT_READ:

@@ -1,31 +1,60 @@
 /* ledger_clock.c - vector clocks: what is ordered before what. One entry per stream; an event freezes the clock of
- * its last record; a wait takes the pointwise maximum; a sync tells the host, and whatever the host submits later
- * is ordered after what the host knew. A stream whose role is HOST is the host itself. */
+ * its last record; a wait takes the pointwise maximum; a sync tells the host of a rank, and whatever that host submits
+ * later is ordered after what it knew. A stream whose role is HOST is the host itself. A stream with CUDA's implicit
+ * order takes what its partners were given before each of its items. */
 #include <string.h>
 
 #include "base/assert.h"
 #include "core/ledger_state.h"
 
+QE_STATIC_ASSERT(QE_PROGRAM_STREAMS_MAX <= 64, "a bit per stream");
+
 void qe_clock_merge(qe_clock *into, const qe_clock *from) {
-    for (int i = 0; i < QE_STREAMS_MAX; i++)
+    for (int i = 0; i < QE_PROGRAM_STREAMS_MAX; i++)
         if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
+}
+
+static uint32_t *event_clock(const qe_ledger *ledger, uint32_t event) {
+    return &ledger->event_clocks[(size_t)event * ledger->stream_count];
+}
+
+static void merge_event(const qe_ledger *ledger, uint32_t event, qe_clock *into) {
+    const uint32_t *from = event_clock(ledger, event);
+    for (uint32_t i = 0; i < ledger->stream_count; i++)
+        if (from[i] > into->at[i]) into->at[i] = from[i];
+}
+
+static uint32_t rank_of(const qe_ledger *ledger, uint32_t stream) { return ledger->program->streams[stream].rank; }
+
+/* Streams that are ordered with this one by themselves. */
+static uint64_t partners_of(const qe_program *program, uint32_t stream) {
+    const qe_stream_info *one = &program->streams[stream];
+    uint64_t partners = 0;
+    for (uint32_t s = 0; s < program->stream_count && one->order != QE_STREAM_SEPARATE; s++) {
+        const qe_stream_info *other = &program->streams[s];
+        int legacy = one->order == QE_STREAM_LEGACY || other->order == QE_STREAM_LEGACY;
+        if (s != stream && legacy && other->order != QE_STREAM_SEPARATE && other->rank == one->rank)
+            partners |= (uint64_t)1 << s;
+    }
+    return partners;
 }
 
 void qe_clock_reset(qe_ledger *ledger) {
     memset(ledger->stream_clock, 0, sizeof ledger->stream_clock);
-    memset(&ledger->host_clock, 0, sizeof ledger->host_clock);
-    for (uint32_t i = 0; i < ledger->event_count; i++) {
-        memset(&ledger->event_clock[i], 0, sizeof ledger->event_clock[i]);
-        ledger->event_recorded[i] = 0;
-        ledger->event_recording[i] = 0;
-    }
+    memset(ledger->host_clock, 0, sizeof ledger->host_clock);
+    memset(ledger->event_clocks, 0, (size_t)ledger->event_count * ledger->stream_count * sizeof(uint32_t));
+    memset(ledger->event_recorded, 0, ledger->event_count);
+    memset(ledger->event_recording, 0, ledger->event_count * sizeof *ledger->event_recording);
     memset(ledger->stream_recording, 0, sizeof ledger->stream_recording);
+    for (uint32_t s = 0; s < ledger->stream_count; s++) ledger->partners[s] = partners_of(ledger->program, s);
 }
 
 qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream) {
     QE_ASSERT(stream < ledger->stream_count);
     qe_clock clock = ledger->stream_clock[stream];
-    qe_clock_merge(&clock, &ledger->host_clock);
+    qe_clock_merge(&clock, &ledger->host_clock[rank_of(ledger, stream)]);
+    for (uint64_t left = ledger->partners[stream]; left != 0; left &= left - 1)
+        qe_clock_merge(&clock, &ledger->stream_clock[__builtin_ctzll(left)]);
     return clock;
 }
 
@@ -35,57 +64,128 @@ int qe_clock_finds_unrecorded(const qe_ledger *ledger, const qe_item *item) {
     return !ledger->event_recorded[item->event];
 }
 
+static int goes_on(const qe_ledger *ledger, uint32_t recording) {
+    for (uint32_t s = 0; s < ledger->stream_count; s++)
+        if (ledger->stream_recording[s] == recording) return 1;
+    return 0;
+}
+
+static int rank_records(const qe_ledger *ledger, uint32_t rank) {
+    for (uint32_t s = 0; s < ledger->stream_count; s++)
+        if (ledger->stream_recording[s] != 0 && rank_of(ledger, s) == rank) return 1;
+    return 0;
+}
+
 int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item) {
-    if (item->kind != QE_ITEM_WAIT) return 0;
-    uint32_t recording = ledger->stream_recording[item->stream];
-    return recording != 0 && ledger->event_recording[item->event] != recording;
+    uint32_t recording, of_event;
+    switch ((qe_item_kind)item->kind) {
+    case QE_ITEM_WAIT:
+        recording = ledger->stream_recording[item->stream];
+        of_event = ledger->event_recording[item->event];
+        if (recording != 0) return of_event != recording;
+        return of_event != 0 && !goes_on(ledger, of_event);
+    case QE_ITEM_SYNC_EVENT: return ledger->event_recording[item->event] != 0;
+    case QE_ITEM_SYNC_STREAM: return ledger->stream_recording[item->stream] != 0;
+    case QE_ITEM_SYNC_DEVICE: return rank_records(ledger, item->rank);
+    case QE_ITEM_OP: /* the legacy stream would wait for a stream that only records */
+        for (uint64_t left = ledger->partners[item->stream]; left != 0; left &= left - 1)
+            if (ledger->stream_recording[__builtin_ctzll(left)] != 0 &&
+                ledger->program->streams[item->stream].order == QE_STREAM_LEGACY)
+                return 1;
+        return 0;
+    case QE_ITEM_RECORD:
+    case QE_ITEM_STEP_BEGIN:
+    case QE_ITEM_STEP_END:
+    case QE_ITEM_DESTROY:
+    case QE_ITEM_KINDS: break;
+    }
+    return 0;
+}
+
+static void begin_recording(qe_ledger *ledger, uint32_t stream, uint32_t recording) {
+    ledger->stream_recording[stream] = recording;
+    ledger->stream_before[stream] = ledger->stream_clock[stream];
 }
 
 /* Whoever waits for an event of a recording that still goes on takes part in it. */
 static void join_recording(qe_ledger *ledger, const qe_item *wait) {
     uint32_t recording = ledger->event_recording[wait->event];
-    for (uint32_t s = 0; recording != 0 && s < ledger->stream_count; s++)
-        if (ledger->stream_recording[s] == recording) ledger->stream_recording[wait->stream] = recording;
+    if (recording == 0 || ledger->stream_recording[wait->stream] == recording || !goes_on(ledger, recording)) return;
+    begin_recording(ledger, wait->stream, recording);
+    for (uint32_t s = 0; s < ledger->stream_count; s++)
+        if (s != wait->stream && ledger->stream_recording[s] == recording)
+            ledger->stream_graph[wait->stream] = ledger->stream_graph[s];
+}
+
+/* What was recorded did not run. Where a program is judged on its own, a stream knows after a recording what it knew
+ * before it; a ledger's launches are told by the ops that they stand for, so there the order of these is kept. */
+static void end_recording(qe_ledger *ledger, uint32_t stream) {
+    ledger->stream_recording[stream] = 0;
+    if (!ledger->foreign) return;
+    uint32_t own = ledger->stream_clock[stream].at[stream];
+    ledger->stream_clock[stream] = ledger->stream_before[stream];
+    ledger->stream_clock[stream].at[stream] = own;
 }
 
 void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
-    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) ledger->stream_recording[stream] = ++ledger->recordings;
+    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) begin_recording(ledger, stream, ++ledger->recordings);
     uint32_t ended = ledger->stream_recording[stream];
     if (effect->kind != QE_EFFECT_GRAPH_CAPTURE || ended == 0) return;
     for (uint32_t s = 0; s < ledger->stream_count; s++)
-        if (ledger->stream_recording[s] == ended) ledger->stream_recording[s] = 0;
+        if (ledger->stream_recording[s] == ended) end_recording(ledger, s);
 }
 
-static void sync_device(qe_ledger *ledger) {
-    for (uint32_t i = 0; i < ledger->stream_count; i++) qe_clock_merge(&ledger->host_clock, &ledger->stream_clock[i]);
+uint32_t qe_clock_unjoined(const qe_ledger *ledger, uint32_t stream, const qe_clock *clock) {
+    uint32_t recording = ledger->stream_recording[stream];
+    for (uint32_t s = 0; recording != 0 && s < ledger->stream_count; s++) {
+        if (s == stream || ledger->stream_recording[s] != recording) continue;
+        uint32_t own = ledger->stream_clock[s].at[s];
+        if (own > ledger->stream_before[s].at[s] && clock->at[s] < own) return s;
+    }
+    return QE_NONE;
+}
+
+static void sync_device(qe_ledger *ledger, uint32_t rank) {
+    for (uint32_t i = 0; i < ledger->stream_count; i++)
+        if (rank_of(ledger, i) == rank) qe_clock_merge(&ledger->host_clock[rank], &ledger->stream_clock[i]);
+}
+
+static void record(qe_ledger *ledger, const qe_item *item) {
+    QE_ASSERT(item->event < ledger->event_count);
+    qe_clock clock = qe_clock_next(ledger, item->stream);
+    memcpy(event_clock(ledger, item->event), clock.at, ledger->stream_count * sizeof(uint32_t));
+    ledger->event_recorded[item->event] = 1;
+    ledger->event_recording[item->event] = ledger->stream_recording[item->stream];
+    if (ledger->partners[item->stream] != 0) ledger->stream_clock[item->stream] = clock; /* it waited for them */
+}
+
+static void wait(qe_ledger *ledger, const qe_item *item) {
+    QE_ASSERT(ledger->event_recorded[item->event]);
+    join_recording(ledger, item);
+    qe_clock clock = qe_clock_next(ledger, item->stream);
+    merge_event(ledger, item->event, &clock);
+    ledger->stream_clock[item->stream] = clock;
+    if (ledger->program->streams[item->stream].role == QE_STREAM_HOST)
+        ledger->host_clock[rank_of(ledger, item->stream)] = clock;
 }
 
 void qe_clock_apply(qe_ledger *ledger, const qe_item *item) {
     switch ((qe_item_kind)item->kind) {
-    case QE_ITEM_RECORD:
-        QE_ASSERT(item->event < ledger->event_count);
-        ledger->event_clock[item->event] = qe_clock_next(ledger, item->stream);
-        ledger->event_recorded[item->event] = 1;
-        ledger->event_recording[item->event] = ledger->stream_recording[item->stream];
-        break;
-    case QE_ITEM_WAIT: {
-        QE_ASSERT(ledger->event_recorded[item->event]);
-        qe_clock clock = qe_clock_next(ledger, item->stream);
-        qe_clock_merge(&clock, &ledger->event_clock[item->event]);
-        ledger->stream_clock[item->stream] = clock;
-        join_recording(ledger, item);
-        if (ledger->program->streams[item->stream].role == QE_STREAM_HOST) ledger->host_clock = clock;
-        break;
-    }
+    case QE_ITEM_RECORD: record(ledger, item); break;
+    case QE_ITEM_WAIT: wait(ledger, item); break;
     case QE_ITEM_SYNC_EVENT:
         QE_ASSERT(ledger->event_recorded[item->event]);
-        qe_clock_merge(&ledger->host_clock, &ledger->event_clock[item->event]);
+        merge_event(ledger, item->event, &ledger->host_clock[item->rank]);
         break;
     case QE_ITEM_SYNC_STREAM:
         QE_ASSERT(item->stream < ledger->stream_count);
-        qe_clock_merge(&ledger->host_clock, &ledger->stream_clock[item->stream]);
+        qe_clock_merge(&ledger->host_clock[rank_of(ledger, item->stream)], &ledger->stream_clock[item->stream]);
         break;
-    case QE_ITEM_SYNC_DEVICE: sync_device(ledger); break;
+    case QE_ITEM_SYNC_DEVICE: sync_device(ledger, item->rank); break;
+    case QE_ITEM_DESTROY:
+        ledger->event_recorded[item->event] = 0;
+        ledger->event_recording[item->event] = 0;
+        break;
     case QE_ITEM_OP:
     case QE_ITEM_STEP_BEGIN:
     case QE_ITEM_STEP_END:
@@ -97,5 +197,5 @@ void qe_clock_run(qe_ledger *ledger, uint32_t stream, const qe_clock *clock) {
     QE_ASSERT(stream < ledger->stream_count);
     QE_ASSERT(clock->at[stream] > ledger->stream_clock[stream].at[stream]);
     ledger->stream_clock[stream] = *clock;
-    if (ledger->program->streams[stream].role == QE_STREAM_HOST) ledger->host_clock = *clock;
+    if (ledger->program->streams[stream].role == QE_STREAM_HOST) ledger->host_clock[rank_of(ledger, stream)] = *clock;
 }

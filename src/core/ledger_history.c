@@ -8,12 +8,18 @@
 
 /* By the time of the step. Clocks were built at its first departure; without one nothing can be unwritten. */
 static int is_written(const qe_ledger *ledger, uint32_t object, int *partly_out) {
-    const qe_range_list *list = &ledger->ranges[object];
-    uint32_t written = 0;
-    for (uint32_t i = 0; i < list->count; i++) written += ledger->pool[list->ids[i]].before;
-    if (!ledger->order_valid) written = list->count;
-    *partly_out = written > 0 && written < list->count;
-    return written == list->count;
+    const qe_range_list *list = &ledger->ranges[ledger->space[object]];
+    uint64_t begin = ledger->shift[object], end = begin + ledger->program->objects[object].bytes;
+    uint32_t written = 0, count = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const qe_range *range = &ledger->pool[list->ids[i]];
+        if (range->end <= begin || range->begin >= end) continue;
+        written += range->before;
+        count++;
+    }
+    if (!ledger->order_valid) written = count;
+    *partly_out = written > 0 && written < count;
+    return written == count;
 }
 
 static qe_object object_at_begin(const qe_ledger *ledger, uint32_t index) {
@@ -21,7 +27,7 @@ static qe_object object_at_begin(const qe_ledger *ledger, uint32_t index) {
     const qe_object_state *begin = &ledger->begin[index];
     int partly;
     if (object.kind == QE_OBJECT_BUFFER) {
-        object.counter = is_written(ledger, index, &partly) ? 1 : 0;
+        object.counter = is_written(ledger, index, &partly) ? QE_BUFFER_WRITTEN : QE_BUFFER_UNWRITTEN;
     } else if (object.kind == QE_OBJECT_CACHE) {
         object.layouts = (uint8_t)(begin->word & 0xff);
         object.recipe = (uint8_t)(begin->word >> 8 & 0xff);
@@ -57,13 +63,16 @@ static qe_status add_world(const qe_ledger *ledger, qe_program *out, qe_error *e
 
 /* Bytes of partly written buffers, as ops before the step. */
 static qe_status add_written(const qe_ledger *ledger, uint32_t object, qe_program *out, qe_error *error_out) {
-    const qe_range_list *list = &ledger->ranges[object];
+    const qe_range_list *list = &ledger->ranges[ledger->space[object]];
+    uint64_t from = ledger->shift[object], to = from + ledger->program->objects[object].bytes;
     qe_item item = {.kind = QE_ITEM_OP, .microbatch = QE_NONE};
     QE_TRY(qe_program_add_label(out, "written_before", &item.label, error_out));
     for (uint32_t i = 0; i < list->count; i++) {
         const qe_range *range = &ledger->pool[list->ids[i]];
-        if (!range->before) continue;
-        qe_effect effect = {.kind = QE_EFFECT_BUFFER_WRITE, .object = object, .begin = range->begin, .end = range->end};
+        if (!range->before || range->end <= from || range->begin >= to) continue;
+        qe_effect effect = {.kind = QE_EFFECT_BUFFER_WRITE, .object = object};
+        effect.begin = range->begin > from ? range->begin - from : 0;
+        effect.end = (range->end < to ? range->end : to) - from;
         QE_TRY(qe_program_add_item(out, &item, &effect, 1, NULL, error_out));
     }
     return QE_OK;

@@ -73,6 +73,8 @@ qe_status qe_ledger_submit(qe_ledger *ledger, const qe_item *item, const qe_effe
     violations_out->count = 0;
     violations_out->total = 0;
     QE_TRY(qe_program_check_item(ledger->program, item, effects, item->effect_count, NULL));
+    for (uint32_t i = 0; i < item->effect_count; i++)
+        if (qe_effect_only_in_traces(&effects[i])) return QE_ERROR_UNSUPPORTED;
     if (op_index != QE_NONE && op_index >= ledger->program->item_count) return QE_ERROR_ARGUMENT;
     return depart(ledger, item, effects, op_index, violations_out);
 }

@@ -35,6 +35,17 @@ static int follows(const qe_judgement *judgement, uint32_t effect_index) {
     return 0;
 }
 
+/* Who allocated a buffer, who freed it last, and which streams pledged: facts of the item. */
+static void apply_life(const qe_judgement *judgement, const qe_effect *effect) {
+    qe_ledger *ledger = judgement->ledger;
+    qe_object_state *state = &ledger->state[effect->object];
+    int begins = effect->kind == QE_EFFECT_BUFFER_ALLOC || effect->kind == QE_EFFECT_BUFFER_TAKE;
+    if (effect->kind == QE_EFFECT_RNG_DRAW) return;
+    if (effect->kind == QE_EFFECT_BUFFER_PLEDGE) state->counter |= (uint64_t)1 << judgement->item->stream;
+    else ledger->writes[effect->object] = (qe_access){1, judgement->index, judgement->item->stream};
+    if (begins) state->key_epoch = (uint64_t)judgement->index + 1;
+}
+
 static void judge_state(qe_judgement *judgement, uint32_t effect_index) {
     qe_ledger *ledger = judgement->ledger;
     const qe_effect *effect = &judgement->effects[effect_index];
@@ -49,6 +60,7 @@ static void judge_state(qe_judgement *judgement, uint32_t effect_index) {
     if (count > 0) return;
     save(judgement, effect->object);
     qe_state_apply(ledger, effect);
+    if (effect->kind >= QE_EFFECT_BUFFER_ALLOC) apply_life(judgement, effect);
 }
 
 static void judge_op(qe_judgement *judgement) {
@@ -59,24 +71,54 @@ static void judge_op(qe_judgement *judgement) {
     }
 }
 
+static void judge_recording(qe_judgement *judgement) {
+    const qe_ledger *ledger = judgement->ledger;
+    if (qe_clock_leaves_recording(ledger, judgement->item))
+        qe_judgement_report(judgement, QE_NONE, &(qe_finding){QE_RULE_SYNC_CAPTURE, 1, 0}, NULL);
+    for (uint32_t i = 0; i < judgement->count; i++) {
+        if (judgement->effects[i].kind != QE_EFFECT_GRAPH_CAPTURE) continue;
+        uint32_t other = qe_clock_unjoined(ledger, judgement->item->stream, &judgement->clock);
+        if (other == QE_NONE) continue;
+        qe_finding finding = {QE_RULE_GRAPH_UNJOINED, ledger->stream_clock[other].at[other],
+                              judgement->clock.at[other]};
+        qe_judgement_report(judgement, i, &finding, &ledger->stream_last[other]);
+    }
+}
+
+/* Memory whose earlier users were not awaited is told once: from then on it belongs to who has it. */
+static int is_kept(const qe_judgement *judgement, uint32_t effect_index) {
+    uint32_t bit = 1u << effect_index;
+    if (!(judgement->bad & bit)) return 1;
+    return (judgement->reused & bit) && !(judgement->unordered & bit);
+}
+
 static void commit_op(qe_judgement *judgement) {
     qe_ledger *ledger = judgement->ledger;
     for (uint32_t i = 0; i < judgement->count; i++) {
-        if (judgement->unordered & 1u << i) qe_range_apply_unordered(ledger, &judgement->effects[i]);
-        if (judgement->bad & 1u << i) continue;
+        if (judgement->unordered & 1u << i) qe_range_apply_unordered(ledger, judgement, i);
+        if (!is_kept(judgement, i)) continue;
         if (is_buffer(judgement, i)) qe_range_apply(ledger, judgement, i);
         else qe_access_apply(ledger, judgement, i);
-        qe_clock_recordings(ledger, judgement->item->stream, &judgement->effects[i]);
     }
     qe_clock_run(ledger, judgement->item->stream, &judgement->clock);
+    uint32_t stream = judgement->item->stream;
+    ledger->stream_last[stream] = (qe_access){judgement->clock.at[stream], judgement->index, stream};
+    if (ledger->foreign) qe_graph_finish(judgement);
+    for (uint32_t i = 0; i < judgement->count; i++)
+        if (!(judgement->bad & 1u << i) || judgement->effects[i].kind == QE_EFFECT_GRAPH_CAPTURE)
+            qe_clock_recordings(ledger, stream, &judgement->effects[i]);
 }
 
 static qe_status run_op(qe_judgement *judgement, int keep) {
     qe_ledger *ledger = judgement->ledger;
     uint32_t before = judgement->violations->total;
-    QE_TRY(qe_range_reserve(ledger, judgement->effects, judgement->count));
+    if (ledger->foreign) judgement->recording = ledger->stream_recording[judgement->item->stream];
+    QE_TRY(qe_range_reserve(ledger, judgement->effects, judgement->count, judgement->recording));
     judgement->clock = qe_clock_next(ledger, judgement->item->stream);
     judgement->clock.at[judgement->item->stream]++;
+    if (ledger->foreign) QE_TRY(qe_graph_prepare(judgement));
+    judge_recording(judgement);
+    if (ledger->foreign) QE_TRY(qe_graph_replay(judgement));
     judge_op(judgement);
     int broken = judgement->violations->total != before;
     if (broken && !keep) restore(judgement);

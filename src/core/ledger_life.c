@@ -32,14 +32,14 @@ static int take_state(qe_ledger *ledger) {
 
 static int take_order(qe_ledger *ledger) {
     size_t objects = ledger->object_count;
-    ledger->event_clock = take(ledger->event_count, sizeof *ledger->event_clock);
+    ledger->event_clocks = take((size_t)ledger->event_count * ledger->stream_count, sizeof *ledger->event_clocks);
     ledger->event_recorded = take(ledger->event_count, sizeof *ledger->event_recorded);
     ledger->event_recording = take(ledger->event_count, sizeof *ledger->event_recording);
     ledger->writes = take(objects, sizeof *ledger->writes);
     ledger->reads = take(objects * ledger->stream_count, sizeof *ledger->reads);
     ledger->ranges = take(objects, sizeof *ledger->ranges);
     if (!ledger->event_recording) return 0;
-    return ledger->event_clock && ledger->event_recorded && ledger->writes && ledger->reads && ledger->ranges;
+    return ledger->event_clocks && ledger->event_recorded && ledger->writes && ledger->reads && ledger->ranges;
 }
 
 static int take_log(qe_ledger *ledger) {
@@ -90,6 +90,7 @@ static void place_orders(qe_ledger *ledger) {
     }
     for (uint32_t i = 0; i < program->effect_count; i++) {
         const qe_effect *effect = &program->effects[i];
+        if (effect->kind == QE_EFFECT_RNG_DRAW) ledger->orders[effect->object].length++;
         if (effect->kind != QE_EFFECT_GRAD_DEPOSIT || ledger->orders[effect->object].ordered) continue;
         ledger->orders[effect->object].length++;
     }
@@ -139,12 +140,22 @@ static void fill_orders(qe_ledger *ledger) {
     for (uint32_t i = 0; i < program->object_count && !ledger->foreign; i++) ledger->orders[i].ordered = 1;
 }
 
+/* Room for every draw, at the places that the orders of generators name; few programs draw at all. */
+static qe_draw *draws_of(const qe_ledger *ledger) {
+    const qe_program *program = ledger->program;
+    for (uint32_t i = 0; i < program->object_count; i++)
+        if (program->objects[i].kind == QE_OBJECT_RNG && ledger->orders[i].length > 0)
+            return take(ledger->contribution_count, sizeof *ledger->draws);
+    return take(1, sizeof *ledger->draws);
+}
+
 static void fill_state(qe_ledger *ledger) {
     for (uint32_t i = 0; i < ledger->object_count; i++) {
         const qe_object *object = &ledger->program->objects[i];
         qe_object_state *state = &ledger->state[i];
         if (ledger->foreign && object->kind == QE_OBJECT_GRAD && object->due > 0) qe_state_touch(ledger, i);
         if (object->kind != QE_OBJECT_BUFFER && object->kind != QE_OBJECT_CACHE) state->counter = object->counter;
+        if (object->kind == QE_OBJECT_BUFFER) state->key_version = object->counter == QE_BUFFER_ABSENT;
         if (object->kind != QE_OBJECT_CACHE || object->layouts == 0) continue;
         state->word = QE_CACHE_FILLED | (uint64_t)object->recipe << 8 | object->layouts;
         state->key_version = object->key_version;
@@ -160,9 +171,14 @@ static qe_status fill(qe_ledger *ledger, qe_error *error_out) {
     link_grads(ledger);
     link_aliases(ledger);
     place_orders(ledger);
+    ledger->draws = draws_of(ledger);
+    if (ledger->draws == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for draws");
     fill_state(ledger);
     fill_orders(ledger);
-    return qe_range_open(ledger, error_out);
+    qe_clock_reset(ledger);
+    QE_TRY(qe_space_open(ledger, error_out));
+    QE_TRY(qe_range_open(ledger, error_out));
+    return qe_graph_open(ledger, error_out);
 }
 
 qe_status qe_ledger_open(const qe_program *program, int foreign, qe_ledger **ledger_out, qe_error *error_out) {
@@ -181,13 +197,34 @@ qe_status qe_ledger_open(const qe_program *program, int foreign, qe_ledger **led
     return status;
 }
 
+/* What only a trace may hold: a ledger's certified way does not count it. */
+int qe_effect_only_in_traces(const qe_effect *effect) {
+    int touches = effect->kind == QE_EFFECT_BUFFER_READ || effect->kind == QE_EFFECT_BUFFER_WRITE;
+    return effect->kind >= QE_EFFECT_BUFFER_ALLOC || (touches && effect->rows > 1);
+}
+
+static int is_only_a_trace(const qe_program *program) {
+    for (uint32_t i = 0; i < program->effect_count; i++)
+        if (qe_effect_only_in_traces(&program->effects[i])) return 1;
+    for (uint32_t i = 0; i < program->stream_count; i++)
+        if (program->streams[i].order != QE_STREAM_SEPARATE || program->streams[i].rank != 0) return 1;
+    return 0;
+}
+
 qe_status qe_ledger_create(const qe_program *program, qe_ledger **ledger_out, qe_error *error_out) {
+    QE_ASSERT(program != NULL);
+    if (is_only_a_trace(program))
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "judge it as a trace: qe_program_judge",
+                            "the program has allocations, draws, rows, ranks or CUDA's implicit order");
     return qe_ledger_open(program, 0, ledger_out, error_out);
 }
 
 void qe_ledger_destroy(qe_ledger *ledger) {
     if (ledger == NULL) return;
+    qe_graph_close(ledger);
     qe_range_close(ledger);
+    qe_space_close(ledger);
+    free(ledger->draws);
     free(ledger->cells);
     free(ledger->touched);
     free(ledger->is_touched);
@@ -197,7 +234,7 @@ void qe_ledger_destroy(qe_ledger *ledger) {
     free(ledger->contributions);
     free(ledger->compiled);
     free(ledger->cell_ops);
-    free(ledger->event_clock);
+    free(ledger->event_clocks);
     free(ledger->event_recorded);
     free(ledger->event_recording);
     free(ledger->writes);

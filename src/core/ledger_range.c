@@ -1,6 +1,6 @@
-/* ledger_range.c - byte ranges of buffers. A buffer starts as one range; a read or write that meets part of one
- * splits it, a write joins the ranges it covers. The room for the program's own splits is taken when the ledger is
- * made; other ranges may take more, before anything is changed. */
+/* ledger_range.c - byte ranges of spaces. A space starts as one range; a read or write that meets part of one splits
+ * it, a write joins the ranges it covers. The room for the program's own splits is taken when the ledger is made; other
+ * ranges may take more, before anything is changed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,27 +60,56 @@ static uint32_t position_of(const qe_ledger *ledger, const qe_range_list *list, 
     return low;
 }
 
+/* Where an effect's bytes have their history: in the world, or in a recording. */
+static qe_range_list *list_of(const qe_ledger *ledger, const qe_effect *effect, uint32_t recording) {
+    uint32_t space = ledger->space[effect->object];
+    return recording != 0 ? qe_graph_list(ledger, recording, space) : &ledger->ranges[space];
+}
+
+typedef struct span {
+    uint64_t begin, end;
+} span;
+
+static uint32_t rows_of(const qe_effect *effect) { return qe_effect_has_rows(effect) ? effect->rows : 1; }
+
+/* Bytes of one row, in the effect's space. */
+static span row_of(const qe_ledger *ledger, const qe_effect *effect, uint32_t row) {
+    uint64_t by = ledger->shift[effect->object] + (row > 0 ? row * effect->pitch : 0);
+    return (span){effect->begin + by, effect->end + by};
+}
+
 static int is_border(const qe_ledger *ledger, const qe_range_list *list, uint64_t at) {
     uint32_t position = position_of(ledger, list, at);
     return position == list->count || ledger->pool[list->ids[position]].begin == at;
 }
 
-/* Splits that an effect needs; 0 where both its ends are borders already. */
-static uint32_t count_splits(const qe_ledger *ledger, const qe_effect *effect) {
-    const qe_range_list *list = &ledger->ranges[effect->object];
-    if (effect->begin >= effect->end) return 0;
-    return (is_border(ledger, list, effect->begin) ? 0u : 1u) + (is_border(ledger, list, effect->end) ? 0u : 1u);
+/* Splits that an effect needs; 0 where both its ends are borders already. What a faulty effect needs is not asked:
+ * it will not be applied. */
+static uint32_t count_splits(const qe_ledger *ledger, const qe_effect *effect, uint32_t recording) {
+    if (effect->begin >= effect->end || qe_effect_is_allocators(effect)) {
+        if (effect->kind != QE_EFFECT_BUFFER_TAKE && effect->kind != QE_EFFECT_BUFFER_DROP) return 0;
+    }
+    if (qe_effect_reach(effect) > ledger->program->objects[effect->object].bytes) return 0;
+    if (qe_effect_has_rows(effect)) return SPLITS_PER_EFFECT * effect->rows;
+    const qe_range_list *list = list_of(ledger, effect, recording);
+    span bytes = row_of(ledger, effect, 0);
+    return (is_border(ledger, list, bytes.begin) ? 0u : 1u) + (is_border(ledger, list, bytes.end) ? 0u : 1u);
 }
 
-qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t count) {
+static int is_buffer(const qe_ledger *ledger, const qe_effect *effect) {
+    return ledger->program->objects[effect->object].kind == QE_OBJECT_BUFFER;
+}
+
+qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t count, uint32_t recording) {
     uint32_t splits = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (ledger->program->objects[effects[i].object].kind == QE_OBJECT_BUFFER)
-            splits += count_splits(ledger, &effects[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!is_buffer(ledger, &effects[i])) continue;
+        if (recording != 0) QE_TRY(qe_graph_reserve_list(ledger, recording, ledger->space[effects[i].object]));
+        splits += count_splits(ledger, &effects[i], recording);
+    }
     if (splits == 0) return QE_OK;
     for (uint32_t i = 0; i < count; i++)
-        if (ledger->program->objects[effects[i].object].kind == QE_OBJECT_BUFFER)
-            QE_TRY(reserve_list(&ledger->ranges[effects[i].object], splits));
+        if (is_buffer(ledger, &effects[i])) QE_TRY(reserve_list(list_of(ledger, &effects[i], recording), splits));
     return reserve_pool(ledger, splits);
 }
 
@@ -107,7 +136,13 @@ static void split(qe_ledger *ledger, qe_range_list *list, uint64_t at) {
     list->count++;
 }
 
-/* A write made [first, end) one history again, except where counts of writes, or what was before the step, differ. */
+/* A write made both one history again, except where counts of writes, what was before the step, or who lies there
+ * differ. */
+static int may_join(const qe_ledger *ledger, const qe_range *left, const qe_range *right) {
+    return qe_range_writes(ledger, left) == qe_range_writes(ledger, right) && left->before == right->before &&
+           left->owner == right->owner && left->written == right->written;
+}
+
 static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_t end) {
     QE_ASSERT(first < end);
     uint32_t kept = first;
@@ -115,25 +150,25 @@ static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_
         qe_range *left = &ledger->pool[list->ids[kept]];
         const qe_range *right = &ledger->pool[list->ids[i]];
         QE_ASSERT(left->end == right->begin);
-        if (qe_range_writes(ledger, left) == qe_range_writes(ledger, right) && left->before == right->before) {
+        if (may_join(ledger, left, right)) {
             left->end = right->end;
             ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
         } else {
             list->ids[++kept] = list->ids[i];
         }
     }
+    if (kept + 1 == end) return;
     memmove(&list->ids[kept + 1], &list->ids[end], (list->count - end) * sizeof *list->ids);
     list->count -= end - (kept + 1);
 }
 
 /* Borders at both ends; the positions between them. Returns 0 for an empty range. */
-static int isolate(qe_ledger *ledger, const qe_effect *effect, uint32_t *first_out, uint32_t *end_out) {
-    if (effect->begin >= effect->end) return 0;
-    qe_range_list *list = &ledger->ranges[effect->object];
-    split(ledger, list, effect->begin);
-    split(ledger, list, effect->end);
-    *first_out = position_of(ledger, list, effect->begin);
-    *end_out = position_of(ledger, list, effect->end - 1) + 1;
+static int isolate(qe_ledger *ledger, qe_range_list *list, span bytes, uint32_t *first_out, uint32_t *end_out) {
+    if (bytes.begin >= bytes.end) return 0;
+    split(ledger, list, bytes.begin);
+    split(ledger, list, bytes.end);
+    *first_out = position_of(ledger, list, bytes.begin);
+    *end_out = position_of(ledger, list, bytes.end - 1) + 1;
     QE_ASSERT(*end_out <= list->count);
     return 1;
 }
@@ -144,58 +179,112 @@ static void count_write(const qe_ledger *ledger, qe_range *range) {
     range->written = 1;
 }
 
-void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
-    const qe_effect *effect = &judgement->effects[effect_index];
-    uint32_t stream = judgement->item->stream;
-    qe_access access = {judgement->clock.at[stream], judgement->index, stream};
-    uint32_t first, end;
-    if (!isolate(ledger, effect, &first, &end)) return;
-    qe_range_list *list = &ledger->ranges[effect->object];
-    for (uint32_t i = first; i < end; i++) {
-        qe_range *range = &ledger->pool[list->ids[i]];
-        qe_access *reads = reads_of(ledger, list->ids[i]);
-        if (effect->kind == QE_EFFECT_BUFFER_READ) {
-            reads[stream] = access;
-            continue;
-        }
-        range->write = access;
-        count_write(ledger, range);
-        memset(reads, 0, ledger->stream_count * sizeof *reads);
-    }
-    if (effect->kind == QE_EFFECT_BUFFER_WRITE) join(ledger, list, first, end);
+static void forget_accesses(qe_ledger *ledger, uint32_t id) {
+    ledger->pool[id].write = (qe_access){0};
+    memset(reads_of(ledger, id), 0, ledger->stream_count * sizeof(qe_access));
 }
 
-void qe_range_apply_unordered(qe_ledger *ledger, const qe_effect *effect) {
-    uint32_t first, end;
-    if (effect->kind != QE_EFFECT_BUFFER_WRITE || !isolate(ledger, effect, &first, &end)) return;
-    const qe_range_list *list = &ledger->ranges[effect->object];
-    for (uint32_t i = first; i < end; i++) count_write(ledger, &ledger->pool[list->ids[i]]);
+/* New memory holds nothing, and nobody has written it in this step. */
+static void begin_life(const qe_ledger *ledger, qe_range *range, uint32_t buffer) {
+    range->owner = buffer;
+    range->written = 0;
+    range->writes = 0;
+    range->step = ledger->range_step;
+}
+
+static void forget_covered(qe_access *access, const qe_clock *clock) {
+    if (access->clock > 0 && clock->at[access->stream] >= access->clock) *access = (qe_access){0};
+}
+
+/* The allocator waits for every stream that pledged, and so for all that those had waited for. */
+static void forget_pledged(qe_ledger *ledger, uint32_t id, uint64_t pledged) {
+    qe_access *reads = reads_of(ledger, id);
+    for (; pledged != 0; pledged &= pledged - 1) {
+        const qe_clock *clock = &ledger->stream_clock[__builtin_ctzll(pledged)];
+        forget_covered(&ledger->pool[id].write, clock);
+        for (uint32_t s = 0; s < ledger->stream_count; s++) forget_covered(&reads[s], clock);
+    }
+}
+
+/* What an effect leaves in one range. `reused`: earlier users were told of, and are forgotten. */
+static void apply_to(qe_ledger *ledger, uint32_t id, const qe_effect *effect, qe_access access, int reused) {
+    qe_range *range = &ledger->pool[id];
+    qe_access *reads = reads_of(ledger, id);
+    if (reused) forget_accesses(ledger, id);
+    switch ((qe_effect_kind)effect->kind) {
+    case QE_EFFECT_BUFFER_READ: reads[access.stream] = access; return;
+    case QE_EFFECT_BUFFER_TAKE: begin_life(ledger, range, effect->object); return;
+    case QE_EFFECT_BUFFER_DROP:
+        range->owner = QE_NONE;
+        forget_pledged(ledger, id, ledger->state[effect->object].counter);
+        return;
+    case QE_EFFECT_BUFFER_ALLOC: begin_life(ledger, range, effect->object); break;
+    case QE_EFFECT_BUFFER_FREE: range->owner = QE_NONE; break;
+    default: count_write(ledger, range);
+    }
+    range->write = access;
+    memset(reads, 0, ledger->stream_count * sizeof *reads);
+}
+
+void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
+    const qe_effect *effect = &judgement->effects[effect_index];
+    if (effect->kind == QE_EFFECT_BUFFER_PLEDGE) return;
+    uint32_t stream = judgement->item->stream, rows = rows_of(effect), first, end;
+    qe_access access = {judgement->clock.at[stream], judgement->index, stream};
+    qe_range_list *list = list_of(ledger, effect, judgement->recording);
+    int reused = (judgement->reused >> effect_index & 1u) != 0;
+    for (uint32_t row = 0; row < rows; row++) {
+        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &end)) continue;
+        for (uint32_t i = first; i < end; i++) apply_to(ledger, list->ids[i], effect, access, reused);
+        if (qe_effect_writes(effect)) join(ledger, list, first, end);
+    }
+    if (effect->kind == QE_EFFECT_BUFFER_DROP) ledger->state[effect->object].counter = 0;
+}
+
+void qe_range_apply_unordered(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
+    const qe_effect *effect = &judgement->effects[effect_index];
+    uint32_t rows = rows_of(effect), first, end;
+    if (!qe_effect_writes(effect) || qe_effect_object_kind(effect->kind) != QE_OBJECT_BUFFER) return;
+    qe_range_list *list = list_of(ledger, effect, judgement->recording);
+    for (uint32_t row = 0; row < rows; row++) {
+        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &end)) continue;
+        for (uint32_t i = first; i < end; i++) {
+            qe_range *range = &ledger->pool[list->ids[i]];
+            if (effect->kind == QE_EFFECT_BUFFER_ALLOC) begin_life(ledger, range, effect->object);
+            else if (effect->kind == QE_EFFECT_BUFFER_FREE) range->owner = QE_NONE;
+            else count_write(ledger, range);
+        }
+    }
 }
 
 void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
     uint32_t first, end;
-    if (!isolate(ledger, effect, &first, &end)) return;
-    const qe_range_list *list = &ledger->ranges[effect->object];
+    qe_range_list *list = list_of(ledger, effect, 0);
+    if (!isolate(ledger, list, row_of(ledger, effect, 0), &first, &end)) return;
     for (uint32_t i = first; i < end; i++) ledger->pool[list->ids[i]].written = 1;
 }
 
 /* An op reads what was there before it, or what an earlier effect of its own has written. */
-static int writes_itself(const qe_judgement *judgement, uint32_t effect_index) {
+static int writes_itself(const qe_judgement *judgement, uint32_t effect_index, span row) {
+    const qe_ledger *ledger = judgement->ledger;
     const qe_effect *read = &judgement->effects[effect_index];
     for (uint32_t i = 0; i < effect_index; i++) {
         const qe_effect *effect = &judgement->effects[i];
-        if (effect->kind == QE_EFFECT_BUFFER_WRITE && effect->object == read->object && effect->begin <= read->begin &&
-            effect->end >= read->end)
-            return 1;
+        if (effect->kind != QE_EFFECT_BUFFER_WRITE || ledger->space[effect->object] != ledger->space[read->object])
+            continue;
+        for (uint32_t r = 0; r < rows_of(effect); r++) {
+            span written = row_of(ledger, effect, r);
+            if (written.begin <= row.begin && written.end >= row.end) return 1;
+        }
     }
     return 0;
 }
 
-static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range) {
+static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range, uint64_t begin) {
     const qe_effect *effect = &judgement->effects[effect_index];
     uint32_t writes = qe_range_writes(judgement->ledger, range);
     if (!range->written) {
-        uint64_t at = range->begin > effect->begin ? range->begin : effect->begin;
+        uint64_t at = (range->begin > begin ? range->begin : begin) - judgement->ledger->shift[effect->object];
         qe_judgement_report(judgement, effect_index, &(qe_finding){QE_RULE_BUFFER_UNWRITTEN, at, 0}, NULL);
     } else if (effect->version != 0 && effect->version != writes) {
         qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, writes};
@@ -203,19 +292,38 @@ static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_
     }
 }
 
-void qe_range_check(qe_judgement *judgement, uint32_t effect_index) {
+/* Memory is handed out where nothing lies. */
+static void check_place(qe_judgement *judgement, uint32_t effect_index, const qe_range *range) {
     const qe_ledger *ledger = judgement->ledger;
     const qe_effect *effect = &judgement->effects[effect_index];
-    const qe_range_list *list = &ledger->ranges[effect->object];
-    if (effect->begin >= effect->end) return;
-    int reads = effect->kind == QE_EFFECT_BUFFER_READ && !writes_itself(judgement, effect_index);
-    for (uint32_t i = position_of(ledger, list, effect->begin); i < list->count; i++) {
+    int begins = effect->kind == QE_EFFECT_BUFFER_ALLOC || effect->kind == QE_EFFECT_BUFFER_TAKE;
+    if (!begins || range->owner == QE_NONE || range->owner == effect->object || judgement->recording != 0) return;
+    const qe_object *objects = ledger->program->objects;
+    qe_finding finding = {QE_RULE_BUFFER_LIVE, objects[effect->object].address, objects[range->owner].address};
+    qe_judgement_report(judgement, effect_index, &finding, &ledger->writes[range->owner]);
+}
+
+static void check_row(qe_judgement *judgement, uint32_t effect_index, span row) {
+    const qe_ledger *ledger = judgement->ledger;
+    const qe_effect *effect = &judgement->effects[effect_index];
+    const qe_range_list *list = list_of(ledger, effect, judgement->recording);
+    int reads = effect->kind == QE_EFFECT_BUFFER_READ && !writes_itself(judgement, effect_index, row);
+    for (uint32_t i = position_of(ledger, list, row.begin); i < list->count; i++) {
         const qe_range *range = &ledger->pool[list->ids[i]];
-        if (range->begin >= effect->end) break;
-        if (reads) check_read(judgement, effect_index, range);
+        if (range->begin >= row.end) break;
+        check_place(judgement, effect_index, range);
+        if (reads && judgement->recording == 0) check_read(judgement, effect_index, range, row.begin);
         qe_touches touches = {range->write, reads_of(ledger, list->ids[i])};
-        qe_access_judge(judgement, effect_index, &touches);
+        if (!qe_effect_is_allocators(effect)) qe_access_judge(judgement, effect_index, &touches);
     }
+}
+
+void qe_range_check(qe_judgement *judgement, uint32_t effect_index) {
+    const qe_effect *effect = &judgement->effects[effect_index];
+    uint32_t rows = rows_of(effect);
+    if (effect->begin >= effect->end) return;
+    for (uint32_t row = 0; row < rows; row++)
+        check_row(judgement, effect_index, row_of(judgement->ledger, effect, row));
 }
 
 void qe_range_begin_step(qe_ledger *ledger) { ledger->range_step++; }
@@ -232,42 +340,77 @@ void qe_range_reset(qe_ledger *ledger) {
     }
 }
 
-static qe_status open_list(qe_ledger *ledger, uint32_t object, uint32_t effects) {
-    const qe_object *buffer = &ledger->program->objects[object];
-    if (buffer->kind != QE_OBJECT_BUFFER || buffer->bytes == 0) return QE_OK;
-    qe_range_list *list = &ledger->ranges[object];
-    QE_TRY(reserve_list(list, 1 + SPLITS_PER_EFFECT * effects));
+qe_status qe_range_list_open(qe_ledger *ledger, qe_range_list *list, uint64_t bytes) {
+    *list = (qe_range_list){.bytes = bytes};
+    if (bytes == 0) return QE_OK;
+    QE_TRY(reserve_pool(ledger, 1));
+    QE_TRY(reserve_list(list, 1));
     uint32_t id = take_range(ledger);
-    ledger->pool[id] = (qe_range){.end = buffer->bytes, .written = buffer->counter > 0};
+    ledger->pool[id] = (qe_range){.end = bytes, .owner = QE_NONE, .written = 1};
     memset(reads_of(ledger, id), 0, ledger->stream_count * sizeof(qe_access));
     list->ids[0] = id;
     list->count = 1;
     return QE_OK;
 }
 
-/* Effects of each buffer whose range is not the whole: only they split. */
-static uint32_t count_partial(const qe_program *program, uint32_t *counts) {
+void qe_range_list_close(qe_ledger *ledger, qe_range_list *list) {
+    for (uint32_t i = 0; i < list->count; i++) ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
+    free(list->ids);
+    *list = (qe_range_list){0};
+}
+
+static qe_status open_list(qe_ledger *ledger, uint32_t object, uint32_t effects) {
+    qe_range_list *list = &ledger->ranges[object];
+    if (list->bytes == 0) return QE_OK;
+    QE_TRY(qe_range_list_open(ledger, list, list->bytes));
+    ledger->pool[list->ids[0]].written = 0;
+    return reserve_list(list, SPLITS_PER_EFFECT * effects);
+}
+
+/* Effects of each space whose range is not the whole: only they split. */
+static uint32_t count_partial(const qe_ledger *ledger, uint32_t *counts) {
+    const qe_program *program = ledger->program;
     uint32_t total = 0;
     for (uint32_t i = 0; i < program->effect_count; i++) {
         const qe_effect *effect = &program->effects[i];
-        const qe_object *object = &program->objects[effect->object];
-        if (object->kind != QE_OBJECT_BUFFER) continue;
-        if (effect->begin == 0 && effect->end == object->bytes) continue;
-        counts[effect->object]++;
+        if (!is_buffer(ledger, effect)) continue;
+        uint32_t space = ledger->space[effect->object];
+        if (effect->begin == 0 && effect->end == ledger->ranges[space].bytes) continue;
+        counts[space]++;
         total++;
     }
     return total;
 }
 
+/* What is there at the beginning, and what of it was written. */
+static qe_status place(qe_ledger *ledger, uint32_t object) {
+    const qe_object *buffer = &ledger->program->objects[object];
+    qe_effect whole = {.object = object, .kind = QE_EFFECT_BUFFER_WRITE, .end = buffer->bytes};
+    uint32_t first, end;
+    if (buffer->kind != QE_OBJECT_BUFFER || buffer->bytes == 0 || buffer->counter == QE_BUFFER_ABSENT) return QE_OK;
+    if (buffer->counter == QE_BUFFER_UNWRITTEN && buffer->address == 0) return QE_OK;
+    QE_TRY(qe_range_reserve(ledger, &whole, 1, 0));
+    qe_range_list *list = list_of(ledger, &whole, 0);
+    if (!isolate(ledger, list, row_of(ledger, &whole, 0), &first, &end)) return QE_OK;
+    for (uint32_t i = first; i < end; i++) {
+        qe_range *range = &ledger->pool[list->ids[i]];
+        int wider = range->owner == QE_NONE || ledger->program->objects[range->owner].bytes < buffer->bytes;
+        if (buffer->address > 0 && wider) range->owner = object; /* a view of a block does not own it */
+        if (buffer->counter == QE_BUFFER_WRITTEN) range->written = 1;
+    }
+    return QE_OK;
+}
+
 qe_status qe_range_open(qe_ledger *ledger, qe_error *error_out) {
     uint32_t *counts = calloc((size_t)ledger->object_count + 1, sizeof *counts);
     if (counts == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a ledger");
-    uint32_t partial = count_partial(ledger->program, counts);
+    uint32_t partial = count_partial(ledger, counts);
     /* A trace takes what it needs as it goes; a ledger takes the most that its program can split. */
     uint32_t room = ledger->object_count + 1 + (ledger->foreign ? 0 : SPLITS_PER_EFFECT * partial);
     qe_status status = grow_pool(ledger, room);
     for (uint32_t i = 0; i < ledger->object_count && status == QE_OK; i++)
         status = open_list(ledger, i, ledger->foreign ? 0 : counts[i]);
+    for (uint32_t i = 0; i < ledger->object_count && status == QE_OK; i++) status = place(ledger, i);
     free(counts);
     if (status == QE_OK) return QE_OK;
     return qe_error_set(error_out, status, NULL, "no memory for the byte ranges of %u objects", ledger->object_count);

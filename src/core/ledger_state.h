@@ -2,7 +2,8 @@
  *
  * Three layers, each with its own file:
  *   state  (ledger_check.c)   one small record per object; pure checks and their application
- *   order  (ledger_clock.c, ledger_access.c, ledger_range.c)   vector clocks, who touched what when, byte ranges
+ *   order  (ledger_clock.c, ledger_access.c, ledger_range.c, ledger_graph.c)   vector clocks, who touched what when,
+ *          byte ranges, what graphs recorded
  *   entry  (ledger_judge.c: full; ledger_issue.c: certified; ledger.c: steps)
  * The order layer is not kept up on the certified way. `order_valid` and `order_items` say how far it has been built
  * for this step; qe_ledger_order_build brings it up when a departure needs it. */
@@ -14,9 +15,10 @@
 /* What is true of one object now. `word` packs the facts that are not counters, see the macros below: the certified
  * way compares and stores whole words. */
 typedef struct qe_object_state {
-    uint64_t counter; /* absolute epoch, generation, version, takes */
+    uint64_t counter; /* absolute epoch, generation, version, takes, offset; buffer: a bit per stream that pledged */
     uint64_t word;
-    uint64_t key_version, key_epoch; /* cache: absolute */
+    uint64_t key_version; /* cache: absolute; buffer: 1 while it is not allocated */
+    uint64_t key_epoch;   /* cache: absolute; buffer: 1 + the item that allocated it, 0: there from the beginning */
 } qe_object_state;
 
 enum { QE_STATE_CELLS = 4 }; /* 64-bit cells of one state */
@@ -32,7 +34,7 @@ enum { QE_STATE_CELLS = 4 }; /* 64-bit cells of one state */
 
 /* Knowledge of each stream's submissions: at[t] of them are ordered before whoever holds the clock. */
 typedef struct qe_clock {
-    uint32_t at[QE_STREAMS_MAX];
+    uint32_t at[QE_PROGRAM_STREAMS_MAX];
 } qe_clock;
 
 typedef struct qe_access {
@@ -47,21 +49,44 @@ typedef struct qe_touches {
     qe_access *reads; /* [stream_count] */
 } qe_touches;
 
-/* Bytes [begin, end) of a buffer that share one history. */
+/* Bytes [begin, end) of a space that share one history. */
 typedef struct qe_range {
     uint64_t begin, end;
     qe_access write;
     uint32_t writes; /* of the step `step`; see qe_range_writes */
     uint32_t step;
+    uint32_t owner;  /* buffer that lies here now, where addresses are told; QE_NONE: none */
     uint8_t written; /* ever */
     uint8_t before;  /* a ledger: before this step */
 } qe_range;
 
-/* The ranges of one buffer, ascending and without holes: indices into the pool. */
+/* The ranges of one space, ascending and without holes: indices into the pool. A space is a buffer, or the buffers
+ * that share bytes; its list is that of its first buffer. */
 typedef struct qe_range_list {
     uint32_t *ids;
     uint32_t count, capacity;
+    uint64_t bytes;
 } qe_range_list;
+
+/* What a graph's launch touches: buffer effects in the order of their recording. */
+typedef struct qe_graph_record {
+    uint32_t object;
+    uint32_t sealed_count, sealed_capacity, recorded_count, recorded_capacity;
+    qe_effect *sealed, *recorded;
+    qe_clock launched; /* launches of one graph follow each other by themselves */
+} qe_graph_record;
+
+/* Where a recording keeps the order of what it records: a list per space that it touches. */
+typedef struct qe_recorded_space {
+    uint32_t recording, space; /* recording 0: free */
+    qe_range_list list;
+} qe_recorded_space;
+
+/* A draw of this step. */
+typedef struct qe_draw {
+    uint64_t offset, count;
+    uint32_t microbatch;
+} qe_draw;
 
 /* One place of a gradient's order, or one deposit made where no order is known. */
 typedef struct qe_contribution {
@@ -132,16 +157,28 @@ struct qe_ledger {
     uint32_t order_items;   /* certified items of this step that the order layer has seen */
     uint32_t marked_items;  /* certified items whose writes are marked in the ranges, from earlier steps */
     uint32_t unmarked_items; /* the same, not yet marked */
-    qe_clock stream_clock[QE_STREAMS_MAX];
-    qe_clock host_clock;
-    qe_clock *event_clock;  /* [event_count] */
+    qe_clock stream_clock[QE_PROGRAM_STREAMS_MAX];
+    qe_clock stream_before[QE_PROGRAM_STREAMS_MAX]; /* a recording stream's, from before it recorded */
+    uint64_t partners[QE_PROGRAM_STREAMS_MAX]; /* bit per stream that is ordered with this one by itself */
+    qe_access stream_last[QE_PROGRAM_STREAMS_MAX]; /* its last op */
+    qe_clock host_clock[QE_RANKS_MAX];
+    uint32_t *event_clocks; /* [event_count][stream_count] */
     uint8_t *event_recorded; /* [event_count] */
     uint32_t *event_recording; /* [event_count] the recording its record is part of; 0: none */
-    uint32_t stream_recording[QE_STREAMS_MAX]; /* the one that the stream takes part in */
+    uint32_t stream_recording[QE_PROGRAM_STREAMS_MAX]; /* the one that the stream takes part in */
     uint32_t recordings;    /* begun so far: their numbers */
+    uint32_t stream_graph[QE_PROGRAM_STREAMS_MAX]; /* graph record that a recording stream records into */
+    uint32_t ended_recording; /* the one that ends with the op that is judged */
+    uint32_t graph_count;
+    qe_graph_record *graphs; /* [graph_count] ascending by object; only where a program is judged on its own */
+    qe_recorded_space *recorded; /* [recorded_capacity] hash table of the recordings that go on */
+    uint32_t recorded_capacity, recorded_count;
+    qe_draw *draws;         /* places from orders[rng].first on */
     qe_access *writes;      /* [object_count] last write */
     qe_access *reads;       /* [object_count][stream_count] reads since */
-    qe_range_list *ranges;  /* [object_count] */
+    qe_range_list *ranges;  /* [object_count] of spaces */
+    uint32_t *space;        /* [object_count] buffer: the first of those it shares bytes with, or itself */
+    uint64_t *shift;        /* [object_count] buffer: where it begins in its space */
     qe_range *pool;
     qe_access *pool_reads;  /* [pool_capacity][stream_count] */
     uint32_t *pool_free;    /* [pool_capacity] stack of free indices */
@@ -166,6 +203,8 @@ typedef struct qe_judgement {
     uint32_t index;     /* program item, or QE_NONE */
     uint32_t bad;       /* bit per effect that breaks a rule */
     uint32_t unordered; /* bit per effect that breaks a rule of order */
+    uint32_t reused;    /* bit per effect on memory whose earlier users were not awaited */
+    uint32_t recording; /* that the item's stream takes part in; 0: it runs */
     qe_clock clock;     /* what the item's stream knows when it runs */
     qe_violations *violations;
     uint32_t first_record; /* records of this submission begin here */
@@ -203,10 +242,12 @@ qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream);
 /* Record, wait and sync; sync.event is found before by qe_clock_check. */
 int qe_clock_finds_unrecorded(const qe_ledger *ledger, const qe_item *item);
 void qe_clock_apply(qe_ledger *ledger, const qe_item *item);
-/* A wait of a stream that records, for an event from outside its recording. */
+/* A wait or sync that crosses the border of a recording, or an op of the legacy stream beside one. */
 int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item);
 /* The effects of an op that begin or end a recording. */
 void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect);
+/* A stream whose recorded work the end of the recording on `stream` does not wait for, or QE_NONE. */
+uint32_t qe_clock_unjoined(const qe_ledger *ledger, uint32_t stream, const qe_clock *clock);
 /* An op runs: its clock becomes its stream's, and the host's where the host is the stream. */
 void qe_clock_run(qe_ledger *ledger, uint32_t stream, const qe_clock *clock);
 
@@ -223,17 +264,35 @@ void qe_ledger_order_build(qe_ledger *ledger);
 qe_status qe_range_open(qe_ledger *ledger, qe_error *error_out);
 void qe_range_close(qe_ledger *ledger);
 void qe_range_check(qe_judgement *judgement, uint32_t effect_index);
-/* Room for what `count` effects may split. */
-qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t count);
+/* Room for what `count` effects may split; `recording`: in the spaces of that recording. */
+qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t count, uint32_t recording);
 void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index);
 /* A write that raced did happen: the bytes are written, but later work is judged against what was there before. */
-void qe_range_apply_unordered(qe_ledger *ledger, const qe_effect *effect);
+void qe_range_apply_unordered(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index);
+/* A list of one range, of memory that was there before. */
+qe_status qe_range_list_open(qe_ledger *ledger, qe_range_list *list, uint64_t bytes);
+void qe_range_list_close(qe_ledger *ledger, qe_range_list *list);
 void qe_range_mark(qe_ledger *ledger, const qe_effect *effect);
 void qe_range_begin_step(qe_ledger *ledger);
 static inline uint32_t qe_range_writes(const qe_ledger *ledger, const qe_range *range) {
     return range->step == ledger->range_step ? range->writes : 0;
 }
 void qe_range_reset(qe_ledger *ledger);
+
+/* ledger_space.c: which buffers share bytes, and what lies where at the beginning. */
+qe_status qe_space_open(qe_ledger *ledger, qe_error *error_out);
+void qe_space_close(qe_ledger *ledger);
+
+/* ledger_graph.c: what runs only when a graph is launched. Only where a program is judged on its own. */
+qe_status qe_graph_open(qe_ledger *ledger, qe_error *error_out);
+void qe_graph_close(qe_ledger *ledger);
+/* The list of a space in a recording; made by qe_range_reserve, so it is there. */
+qe_range_list *qe_graph_list(const qe_ledger *ledger, uint32_t recording, uint32_t space);
+qe_status qe_graph_reserve_list(qe_ledger *ledger, uint32_t recording, uint32_t space);
+/* Before and after the effects of an op are judged: launches take the place of what they replay. */
+qe_status qe_graph_prepare(qe_judgement *judgement);
+qe_status qe_graph_replay(qe_judgement *judgement);
+void qe_graph_finish(qe_judgement *judgement);
 
 /* ledger_record.c: violations. */
 void qe_judgement_report(qe_judgement *judgement, uint32_t effect_index, const qe_finding *finding,

@@ -31,6 +31,7 @@ static void assert_object(const qe_ledger *ledger, uint32_t index) {
     case QE_OBJECT_GRAPH:
         QE_ASSERT(state->counter >= begin->counter);
         break;
+    case QE_OBJECT_RNG:
     case QE_OBJECT_BUFFER:
     case QE_OBJECT_KINDS: break;
     }
@@ -47,14 +48,14 @@ static void assert_ranges(const qe_ledger *ledger, uint32_t object) {
         if (qe_range_writes(ledger, range) > 0) QE_ASSERT(range->written);
         end = range->end;
     }
-    if (ledger->program->objects[object].kind == QE_OBJECT_BUFFER)
-        QE_ASSERT(end == ledger->program->objects[object].bytes);
+    if (ledger->program->objects[object].kind == QE_OBJECT_BUFFER) QE_ASSERT(end == list->bytes);
 }
 
 /* Nobody knows more of a stream than the stream has done. */
 static void assert_clocks(const qe_ledger *ledger) {
     for (uint32_t s = 0; s < ledger->stream_count; s++) {
-        QE_ASSERT(ledger->host_clock.at[s] <= ledger->stream_clock[s].at[s]);
+        for (uint32_t rank = 0; rank < QE_RANKS_MAX; rank++)
+            QE_ASSERT(ledger->host_clock[rank].at[s] <= ledger->stream_clock[s].at[s]);
         for (uint32_t t = 0; t < ledger->stream_count; t++)
             QE_ASSERT(ledger->stream_clock[t].at[s] <= ledger->stream_clock[s].at[s]);
     }
@@ -112,8 +113,8 @@ size_t qe_ledger_image(const qe_ledger *ledger, unsigned char *bytes_out, size_t
     put(&into, ledger->begin, ledger->object_count * sizeof *ledger->begin);
     if (!ledger->departed) return into.length;
     put(&into, ledger->stream_clock, sizeof ledger->stream_clock);
-    put(&into, &ledger->host_clock, sizeof ledger->host_clock);
-    put(&into, ledger->event_clock, ledger->event_count * sizeof *ledger->event_clock);
+    put(&into, ledger->host_clock, sizeof ledger->host_clock);
+    put(&into, ledger->event_clocks, (size_t)ledger->event_count * ledger->stream_count * sizeof(uint32_t));
     put(&into, ledger->event_recorded, ledger->event_count * sizeof *ledger->event_recorded);
     put(&into, ledger->event_recording, ledger->event_count * sizeof *ledger->event_recording);
     put(&into, ledger->stream_recording, sizeof ledger->stream_recording);

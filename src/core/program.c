@@ -101,6 +101,12 @@ static qe_status check_object(const qe_program *program, const qe_object *object
     if ((unsigned)object->kind >= QE_OBJECT_KINDS)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "object %s: kind %d does not exist", object->name,
                             (int)object->kind);
+    if (object->kind == QE_OBJECT_BUFFER && object->counter > QE_BUFFER_ABSENT)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "buffer %s: beginning %llu does not exist",
+                            object->name, (unsigned long long)object->counter);
+    if (object->address > UINT64_MAX - object->bytes)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "object %s reaches past the last address",
+                            object->name);
     int owes_weight = object->kind == QE_OBJECT_CACHE;
     if (object->kind == QE_OBJECT_GRAD && object->weight != QE_NONE) owes_weight = 1;
     if (owes_weight && !is_kind(program, object->weight, QE_OBJECT_WEIGHT))
@@ -131,9 +137,9 @@ qe_status qe_program_add_stream(qe_program *program, const char *name, qe_stream
     if (!is_name(name)) return refuse_name(error_out);
     if ((unsigned)role > QE_STREAM_HOST)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream %s: role %d does not exist", name, (int)role);
-    if (program->stream_count == QE_STREAMS_MAX)
+    if (program->stream_count == QE_PROGRAM_STREAMS_MAX)
         return qe_error_set(error_out, QE_ERROR_LIMIT, NULL, "stream %s: a program has at most %d streams", name,
-                            QE_STREAMS_MAX);
+                            QE_PROGRAM_STREAMS_MAX);
     QE_TRY(grow(&program->streams, &program->stream_capacity, program->stream_count, 1, sizeof *program->streams,
                 error_out));
     qe_stream_info *stream = &program->streams[program->stream_count];
@@ -180,6 +186,9 @@ static qe_status check_effect(const qe_program *program, const qe_effect *effect
     if (effect->kind == QE_EFFECT_GRAPH_LAUNCH && effect->use >= QE_FROZEN_KINDS)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "graph.launch: nothing of kind %u is frozen",
                             effect->use);
+    if (qe_effect_has_rows(effect) && effect->rows > QE_ROWS_MAX)
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "name the bytes from the first to the last",
+                            "a range of %u rows; it has at most %d", effect->rows, QE_ROWS_MAX);
     return QE_OK;
 }
 
@@ -188,7 +197,8 @@ static int has_stream(uint8_t kind) {
 }
 
 static int has_event(uint8_t kind) {
-    return kind == QE_ITEM_RECORD || kind == QE_ITEM_WAIT || kind == QE_ITEM_SYNC_EVENT;
+    return kind == QE_ITEM_RECORD || kind == QE_ITEM_WAIT || kind == QE_ITEM_SYNC_EVENT ||
+           kind == QE_ITEM_DESTROY;
 }
 
 qe_status qe_program_check_item(const qe_program *program, const qe_item *item, const qe_effect *effects,
@@ -201,6 +211,8 @@ qe_status qe_program_check_item(const qe_program *program, const qe_item *item, 
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream %u does not exist", item->stream);
     if (has_event(item->kind) && item->event >= program->event_count)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "event %u does not exist", item->event);
+    if (item->rank >= QE_RANKS_MAX)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "rank %u does not exist", item->rank);
     if (item->kind == QE_ITEM_OP && item->label >= program->label_count)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "label %u does not exist", item->label);
     if (item->kind != QE_ITEM_OP && count > 0)

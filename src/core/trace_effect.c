@@ -19,15 +19,29 @@ static qe_status read_kind(qe_trace_reader *reader, uint8_t *kind_out) {
     reader->at = before + strspn(before, " \t");
     return qe_trace_expected(reader, "an effect: scale.use|record|fold, slot.acquire|borrow|release, "
                                      "weight.read|commit, cache.fill|use, grad.deposit|take, buffer.read|write, "
-                                     "graph.begin|capture|launch");
+                                     "buffer.alloc|free|take|drop|pledge, graph.begin|capture|launch, rng.draw");
 }
 
 /* What the effect means where it says nothing more: the op's stage and microbatch, the whole buffer, now. */
 static void set_defaults(const qe_program *program, const qe_item *item, qe_effect *effect) {
     const qe_object *object = &program->objects[effect->object];
     if (object->kind == QE_OBJECT_SLOT) effect->stage = item->stage;
-    if (object->kind == QE_OBJECT_SLOT || effect->kind == QE_EFFECT_GRAD_DEPOSIT) effect->microbatch = item->microbatch;
+    if (object->kind == QE_OBJECT_SLOT || object->kind == QE_OBJECT_RNG || effect->kind == QE_EFFECT_GRAD_DEPOSIT)
+        effect->microbatch = item->microbatch;
     if (object->kind == QE_OBJECT_BUFFER) effect->end = object->bytes;
+    if (object->kind == QE_OBJECT_RNG) effect->end = 1;
+}
+
+/* `*ROWS/PITCH`: so many times, so many bytes apart. */
+static qe_status read_rows(qe_trace_reader *reader, qe_effect *effect) {
+    uint64_t rows;
+    if (!qe_trace_takes(reader, '*')) return QE_OK;
+    if (*reader->at == '0') return qe_trace_expected(reader, "at least one row");
+    QE_TRY(qe_trace_number(reader, QE_ROWS_MAX, "rows, at most 4096", &rows));
+    if (!qe_trace_takes(reader, '/')) return qe_trace_expected(reader, "`/` and the bytes from row to row");
+    QE_TRY(qe_trace_number(reader, UINT64_MAX, "the bytes from row to row", &effect->pitch));
+    effect->rows = (uint32_t)rows;
+    return QE_OK;
 }
 
 static qe_status read_range(qe_trace_reader *reader, qe_effect *effect) {
@@ -36,7 +50,7 @@ static qe_status read_range(qe_trace_reader *reader, qe_effect *effect) {
     if (!qe_trace_takes(reader, ',')) return qe_trace_expected(reader, "`,` in a range such as [0,128)");
     QE_TRY(qe_trace_number(reader, UINT64_MAX, "the end of a range", &effect->end));
     if (!qe_trace_takes(reader, ')')) return qe_trace_expected(reader, "`)` after a range such as [0,128)");
-    return QE_OK;
+    return read_rows(reader, effect);
 }
 
 /* The counter that versions of the effect are told from. */
@@ -50,15 +64,15 @@ static uint64_t counter_of(const qe_program *program, uint32_t object) {
     case QE_OBJECT_WEIGHT:
     case QE_OBJECT_GRAD:
     case QE_OBJECT_GRAPH:
+    case QE_OBJECT_RNG:
     case QE_OBJECT_KINDS: break;
     }
     return program->objects[object].counter;
 }
 
 static qe_status read_version(qe_trace_reader *reader, qe_effect *effect) {
-    int needed = effect->kind != QE_EFFECT_GRAD_DEPOSIT && effect->kind != QE_EFFECT_GRAD_TAKE &&
-                 effect->kind != QE_EFFECT_BUFFER_READ && effect->kind != QE_EFFECT_BUFFER_WRITE &&
-                 effect->kind != QE_EFFECT_GRAPH_BEGIN;
+    qe_object_kind about = qe_effect_object_kind(effect->kind);
+    int needed = about != QE_OBJECT_GRAD && about != QE_OBJECT_BUFFER && effect->kind != QE_EFFECT_GRAPH_BEGIN;
     if (!qe_trace_takes(reader, '@'))
         return needed ? qe_trace_expected(reader, "`@` and the version it was built for") : QE_OK;
     uint64_t version;
@@ -122,6 +136,19 @@ static qe_status read_frozen(qe_trace_reader *reader, const char *word, qe_effec
     return qe_trace_number(reader, UINT64_MAX, "what is there now, below 2^64", &effect->end);
 }
 
+/* `count=N`, `mb=M` or `again`. */
+static qe_status read_draw(qe_trace_reader *reader, const char *word, char *before, qe_effect *effect) {
+    if (strcmp(word, "count") == 0)
+        return read_value(reader, UINT64_MAX, "how many numbers are drawn", &effect->end);
+    if (strcmp(word, "mb") == 0) return read_microbatch(reader, &effect->microbatch);
+    if (strcmp(word, "again") == 0) {
+        effect->write = 1;
+        return QE_OK;
+    }
+    reader->at = before;
+    return qe_trace_expected(reader, "count=, mb= or again");
+}
+
 static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
     char word[QE_NAME_BYTES];
     char *before = reader->at;
@@ -135,6 +162,7 @@ static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
         effect->write = 1;
         return QE_OK;
     }
+    if (about == QE_OBJECT_RNG) return read_draw(reader, word, before, effect);
     if (effect->kind == QE_EFFECT_GRAPH_LAUNCH) return read_frozen(reader, word, effect);
     if (cache && strcmp(word, "epoch") == 0) return read_epoch(reader, effect);
     if ((slot || deposit) && strcmp(word, "mb") == 0) return read_microbatch(reader, &effect->microbatch);
@@ -162,7 +190,8 @@ qe_status qe_trace_effect(qe_trace_reader *reader, const qe_item *item, qe_effec
     QE_TRY(read_kind(reader, &effect_out->kind));
     QE_TRY(qe_trace_known(reader, qe_effect_object_kind(effect_out->kind), &effect_out->object));
     set_defaults(reader->program, item, effect_out);
-    if (qe_effect_object_kind(effect_out->kind) == QE_OBJECT_BUFFER) QE_TRY(read_range(reader, effect_out));
+    int bytes = effect_out->kind == QE_EFFECT_BUFFER_READ || effect_out->kind == QE_EFFECT_BUFFER_WRITE;
+    if (bytes) QE_TRY(read_range(reader, effect_out));
     QE_TRY(read_version(reader, effect_out));
     while (qe_trace_takes(reader, ',')) QE_TRY(read_attribute(reader, effect_out));
     if (*reader->at != '\0' && *reader->at != ' ' && *reader->at != '\t')

@@ -50,8 +50,8 @@ static const char *settings_of(qe_object_kind kind) {
     static const char *const settings[QE_OBJECT_KINDS] = {
         "counter=N, due=N or the end of the line", "counter=N, bytes=N, at=N or the end of the line",
         "counter=N or the end of the line", "weight=NAME, scale=NAME, layouts=N, version=N, epoch=N or recipe=NAME",
-        "weight=NAME, counter=N, due=N or the end of the line", "bytes=N, at=N, written or the end of the line",
-        "counter=N or the end of the line"};
+        "weight=NAME, counter=N, due=N or the end of the line", "bytes=N, at=N, written, absent or the end of the line",
+        "counter=N or the end of the line", "counter=N or the end of the line"};
     QE_ASSERT((unsigned)kind < QE_OBJECT_KINDS);
     return settings[kind];
 }
@@ -61,7 +61,7 @@ static int is_one_of(qe_object_kind kind, unsigned kinds) { return (kinds >> kin
 static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object) {
     enum {
         COUNTED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_WEIGHT | 1 << QE_OBJECT_GRAD |
-                  1 << QE_OBJECT_GRAPH,
+                  1 << QE_OBJECT_GRAPH | 1 << QE_OBJECT_RNG,
         PLACED = 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_BUFFER,
         OWED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_GRAD,
         OF_WEIGHT = 1 << QE_OBJECT_CACHE | 1 << QE_OBJECT_GRAD,
@@ -84,7 +84,9 @@ static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object)
     if (is_one_of(object->kind, PLACED) && strcmp(word, "at") == 0)
         return read_value(reader, UINT64_MAX, &object->address);
     if (buffer && strcmp(word, "written") == 0) {
-        object->counter = 1;
+        object->counter = QE_BUFFER_WRITTEN;
+    } else if (buffer && strcmp(word, "absent") == 0) {
+        object->counter = QE_BUFFER_ABSENT;
     } else if (is_one_of(object->kind, OWED) && strcmp(word, "due") == 0) {
         QE_TRY(read_value(reader, UINT32_MAX, &value));
         object->due = (uint32_t)value;
@@ -130,6 +132,34 @@ static qe_status read_grad(qe_trace_reader *reader) { return read_object(reader,
 static qe_status read_buffer(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_BUFFER); }
 static qe_status read_graph(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_GRAPH); }
 
+static qe_status read_rng(qe_trace_reader *reader) { return read_object(reader, QE_OBJECT_RNG); }
+
+/* `rank=N`, where one may stand. */
+static qe_status read_rank(qe_trace_reader *reader, uint16_t *rank_out) {
+    uint64_t rank;
+    QE_TRY(read_value(reader, QE_RANKS_MAX - 1, &rank));
+    *rank_out = (uint16_t)rank;
+    return QE_OK;
+}
+
+/* `blocking`, `legacy` and `rank=N` of a stream. */
+static qe_status read_stream_settings(qe_trace_reader *reader, qe_stream_info *stream) {
+    static const char expected[] = "blocking, legacy, rank=N or the end of the line";
+    while (!qe_trace_at_end(reader)) {
+        char word[QE_NAME_BYTES];
+        char *before = reader->at;
+        QE_TRY(qe_trace_word(reader, expected, word));
+        if (strcmp(word, "blocking") == 0) stream->order = QE_STREAM_BLOCKING;
+        else if (strcmp(word, "legacy") == 0) stream->order = QE_STREAM_LEGACY;
+        else if (strcmp(word, "rank") == 0) QE_TRY(read_rank(reader, &stream->rank));
+        else {
+            reader->at = before;
+            return qe_trace_expected(reader, expected);
+        }
+    }
+    return QE_OK;
+}
+
 static qe_status read_stream(qe_trace_reader *reader) {
     static const char *const roles[] = {"compute", "comm", "caller", "host"};
     char name[QE_NAME_BYTES], role[QE_NAME_BYTES];
@@ -143,6 +173,7 @@ static qe_status read_stream(qe_trace_reader *reader) {
         if (strcmp(role, roles[i]) != 0) continue;
         qe_status status = qe_program_add_stream(reader->program, name, (qe_stream_role)i, &index, reader->error_out);
         if (status != QE_OK) return qe_trace_refused(reader, at, status);
+        QE_TRY(read_stream_settings(reader, &reader->program->streams[index]));
         return keep_name(reader, QE_NAMES_STREAM, name, index);
     }
     reader->at = before;
@@ -177,9 +208,10 @@ static qe_status read_order(qe_trace_reader *reader) {
     return QE_OK;
 }
 
-/* `stage=S` and `mb=M`, up to the end or the effects. */
+/* `stage=S` and `mb=M`, up to the end or the effects; `rank=R` of a sync. */
 static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
-    static const char expected[] = "stage=N, mb=N, or `:` and the effects of the op";
+    static const char expected[] = "stage=N, mb=N, rank=N of a sync, or `:` and the effects of an op";
+    int of_host = item->kind == QE_ITEM_SYNC_EVENT || item->kind == QE_ITEM_SYNC_DEVICE;
     while (!qe_trace_at_end(reader) && *reader->at != ':') {
         char word[QE_NAME_BYTES];
         char *before = reader->at;
@@ -191,6 +223,8 @@ static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
         } else if (strcmp(word, "mb") == 0) {
             QE_TRY(read_value(reader, QE_NONE - 1, &value));
             item->microbatch = (uint32_t)value;
+        } else if (of_host && strcmp(word, "rank") == 0) {
+            QE_TRY(read_rank(reader, &item->rank));
         } else {
             reader->at = before;
             return qe_trace_expected(reader, expected);
@@ -255,6 +289,12 @@ static qe_status read_edge(qe_trace_reader *reader, qe_item_kind kind) {
 static qe_status read_record(qe_trace_reader *reader) { return read_edge(reader, QE_ITEM_RECORD); }
 static qe_status read_wait(qe_trace_reader *reader) { return read_edge(reader, QE_ITEM_WAIT); }
 
+static qe_status read_destroy(qe_trace_reader *reader) {
+    qe_item item = {.kind = QE_ITEM_DESTROY, .microbatch = QE_NONE};
+    QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
+    return add_item(reader, &item, NULL, 0);
+}
+
 static qe_status read_sync(qe_trace_reader *reader) {
     qe_item item = {.kind = QE_ITEM_SYNC_DEVICE, .microbatch = QE_NONE};
     char word[QE_NAME_BYTES];
@@ -299,10 +339,11 @@ static qe_status read_statement(qe_trace_reader *reader) {
         {"op", read_op},         {"record", read_record}, {"wait", read_wait},     {"sync", read_sync},
         {"step", read_step},     {"stream", read_stream}, {"event", read_event},   {"scale", read_scale},
         {"slot", read_slot},     {"weight", read_weight}, {"cache", read_cache},   {"grad", read_grad},
-        {"buffer", read_buffer}, {"graph", read_graph},   {"order", read_order},
+        {"buffer", read_buffer}, {"graph", read_graph},   {"order", read_order},   {"destroy", read_destroy},
+        {"rng", read_rng},
     };
-    static const char expected[] = "op, record, wait, sync, step, stream, event, scale, slot, weight, cache, grad, "
-                                   "buffer, graph or order";
+    static const char expected[] = "op, record, wait, sync, step, destroy, stream, event, scale, slot, weight, "
+                                   "cache, grad, buffer, graph, rng or order";
     char word[QE_NAME_BYTES];
     char *before = reader->at;
     QE_TRY(qe_trace_word(reader, expected, word));

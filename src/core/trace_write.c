@@ -96,7 +96,8 @@ static void write_object(const trace_writer *writer, uint32_t index) {
     if (object->kind == QE_OBJECT_BUFFER) {
         put_number(writer, " bytes=", object->bytes);
         if (object->address > 0) put_number(writer, " at=", object->address);
-        if (object->counter > 0) fputs(" written", writer->file);
+        if (object->counter == QE_BUFFER_WRITTEN) fputs(" written", writer->file);
+        if (object->counter == QE_BUFFER_ABSENT) fputs(" absent", writer->file);
     } else if (object->kind != QE_OBJECT_CACHE && object->counter > 0) {
         put_number(writer, " counter=", object->counter);
     }
@@ -111,7 +112,11 @@ static void write_world(const trace_writer *writer) {
     for (uint32_t i = 0; i < program->stream_count; i++) {
         fputs("stream ", writer->file);
         put_stream(writer, i);
-        fprintf(writer->file, " %s\n", roles[program->streams[i].role]);
+        fprintf(writer->file, " %s", roles[program->streams[i].role]);
+        if (program->streams[i].order == QE_STREAM_BLOCKING) fputs(" blocking", writer->file);
+        if (program->streams[i].order == QE_STREAM_LEGACY) fputs(" legacy", writer->file);
+        if (program->streams[i].rank > 0) put_number(writer, " rank=", program->streams[i].rank);
+        fputc('\n', writer->file);
     }
     for (uint32_t i = 0; i < program->event_count; i++) fprintf(writer->file, "event e%u\n", i);
     for (uint32_t i = 0; i < program->object_count; i++) write_object(writer, i);
@@ -158,9 +163,14 @@ static void write_slot_effect(const trace_writer *writer, const qe_effect *effec
 }
 
 static void write_buffer_effect(const trace_writer *writer, const qe_effect *effect) {
+    if (effect->kind != QE_EFFECT_BUFFER_READ && effect->kind != QE_EFFECT_BUFFER_WRITE) return;
     put_number(writer, "[", effect->begin);
     put_number(writer, ",", effect->end);
     fputc(')', writer->file);
+    if (effect->rows > 1) {
+        put_number(writer, "*", effect->rows);
+        put_number(writer, "/", effect->pitch);
+    }
     if (effect->version > 0) put_number(writer, "@", effect->version);
 }
 
@@ -179,6 +189,14 @@ static void write_graph_effect(const trace_writer *writer, const qe_effect *effe
     put_number(writer, "/", effect->end);
 }
 
+static void write_draw(const trace_writer *writer, const qe_effect *effect, const qe_item *item,
+                       const qe_object *object) {
+    put_number(writer, "@", effect->version + object->counter);
+    if (effect->end != 1) put_number(writer, ",count=", effect->end);
+    if (effect->write) fputs(",again", writer->file);
+    put_microbatch(writer, effect->microbatch, item->microbatch);
+}
+
 static void write_effect(const trace_writer *writer, const qe_effect *effect, const qe_item *item) {
     const qe_object *object = &writer->program->objects[effect->object];
     fprintf(writer->file, " %s ", qe_effect_kind_name((qe_effect_kind)effect->kind));
@@ -193,6 +211,7 @@ static void write_effect(const trace_writer *writer, const qe_effect *effect, co
         break;
     case QE_OBJECT_BUFFER: write_buffer_effect(writer, effect); break;
     case QE_OBJECT_GRAPH: write_graph_effect(writer, effect, object); break;
+    case QE_OBJECT_RNG: write_draw(writer, effect, item, object); break;
     case QE_OBJECT_KINDS: break;
     }
 }
@@ -224,6 +243,7 @@ static void write_item(const trace_writer *writer, const qe_item *item) {
         break;
     case QE_ITEM_SYNC_EVENT:
         fprintf(writer->file, "sync event e%u", item->event);
+        if (item->rank > 0) put_number(writer, " rank=", item->rank);
         put_place(writer, item);
         break;
     case QE_ITEM_SYNC_STREAM:
@@ -233,10 +253,12 @@ static void write_item(const trace_writer *writer, const qe_item *item) {
         break;
     case QE_ITEM_SYNC_DEVICE:
         fputs("sync device", writer->file);
+        if (item->rank > 0) put_number(writer, " rank=", item->rank);
         put_place(writer, item);
         break;
     case QE_ITEM_STEP_BEGIN: fputs("step begin", writer->file); break;
     case QE_ITEM_STEP_END: fputs("step end", writer->file); break;
+    case QE_ITEM_DESTROY: fprintf(writer->file, "destroy e%u", item->event); break;
     case QE_ITEM_KINDS: break;
     }
     fputc('\n', writer->file);

@@ -32,7 +32,7 @@ static void item_text(const qe_program *program, uint32_t index, char *out, size
     }
     const qe_item *item = &program->items[index];
     static const char *const words[QE_ITEM_KINDS] = {"op", "record", "wait", "sync", "sync", "sync", "step begin",
-                                                     "step end"};
+                                                     "step end", "destroy"};
     if (item->kind == QE_ITEM_OP) put(&into, "%s", program->labels[item->label].text);
     else put(&into, "%s", words[item->kind]);
     if (item->kind <= QE_ITEM_WAIT) put(&into, " on %s", program->streams[item->stream].name);
@@ -59,6 +59,8 @@ static void put_sync(text *into, const qe_violation *violation, const qe_program
     else
         put(into, " %s has waited for %s up to its op %llu; the conflict is with op %llu.", later, earlier,
             (unsigned long long)violation->found, (unsigned long long)violation->expected);
+    put(into, " The missing edge: an event recorded on %s behind the former and awaited on %s before the latter.",
+        earlier, later);
 }
 
 static void put_owner(text *into, uint64_t word) {
@@ -145,6 +147,8 @@ static void put_grad_and_buffer(text *into, const qe_violation *violation) {
     case QE_RULE_GRAD_MISSING: put(into, " %llu of %llu deposits are in.", found, expected); break;
     case QE_RULE_BUFFER_BOUNDS: put(into, " The range reaches %llu; it may reach %llu.", found, expected); break;
     case QE_RULE_BUFFER_UNWRITTEN: put(into, " Nothing has written byte %llu.", expected); break;
+    case QE_RULE_BUFFER_FREED: put(into, " It is not allocated here."); break;
+    case QE_RULE_BUFFER_LIVE: put(into, " Asked for at 0x%llx; what lies at 0x%llx is live.", expected, found); break;
     case QE_RULE_BUFFER_VERSION:
         put(into, " Built for write %llu of the step; write %llu is there.", expected, found);
         break;
@@ -156,8 +160,13 @@ static void put_graph(text *into, const qe_violation *violation) {
     unsigned long long expected = violation->expected, found = violation->found;
     switch (violation->rule) {
     case QE_RULE_SYNC_CAPTURE:
-        put(into, " The event was recorded outside the recording; move the wait in front of it.");
+        put(into, " What is waited for lies on the other side of a recording's border; move the wait across it.");
         break;
+    case QE_RULE_GRAPH_UNJOINED:
+        put(into, " %llu ops of that stream were recorded; the end waits for %llu.", expected, found);
+        break;
+    case QE_RULE_RNG_FROZEN: put(into, " The next number is %llu; the draw begins at %llu.", expected, found); break;
+    case QE_RULE_RNG_SPLIT: put(into, " No forward of this microbatch drew these numbers at %llu.", expected); break;
     case QE_RULE_GRAPH_EMPTY: put(into, " It was never captured."); break;
     case QE_RULE_GRAPH_STALE: put(into, " Seal %llu is named; seal %llu is due.", expected, found); break;
     case QE_RULE_GRAPH_MODE: put(into, " Captured for mode %llu; launched for mode %llu.", expected, found); break;
@@ -168,7 +177,9 @@ static void put_graph(text *into, const qe_violation *violation) {
     }
 }
 
-static int is_sync(qe_rule rule) { return rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_EVENT; }
+static int is_sync(qe_rule rule) {
+    return (rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_EVENT) || rule == QE_RULE_SYNC_REUSE;
+}
 
 static void put_facts(text *into, const qe_violation *violation, const qe_program *program) {
     char other[OP_TEXT_BYTES];

@@ -15,6 +15,9 @@ static int sends_to(const qe_plan *plan, const qe_action *action, int backward, 
 
 static qe_status add_stream(qe_build *build, qe_edge *edge) {
     char name[QE_NAME_BYTES];
+    if (build->out->program.stream_count == QE_STREAMS_MAX)
+        return qe_error_set(build->error, QE_ERROR_LIMIT, NULL, "rank %u needs more than %d streams", build->rank,
+                            QE_STREAMS_MAX);
     snprintf(name, sizeof name, "%s_%s%u", edge->outgoing ? "send" : "recv", edge->backward ? "b" : "f", edge->peer);
     return qe_program_add_stream(&build->out->program, name, QE_STREAM_COMM, &edge->stream, build->error);
 }

@@ -9,7 +9,8 @@ SHORT = ("--set", "train.steps=3", "--set", "checkpoint.path=", "--set", "contra
 
 SEALS = ("graph.address", "graph.constant")
 # No step of a plan can break these: they are for traces and for other programs.
-NOT_OF_A_STEP = ("sync.capture", "graph.empty", "graph.stale", "graph.mode", "slot.alias", "step.nonfinite")
+NOT_OF_A_STEP = ("sync.capture", "graph.unjoined", "graph.empty", "graph.stale", "graph.mode", "slot.alias",
+                 "buffer.freed", "buffer.live", "sync.reuse", "rng.frozen", "rng.split", "step.nonfinite")
 
 
 def rules():

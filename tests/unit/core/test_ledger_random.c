@@ -103,6 +103,7 @@ static uint32_t first_race(const qe_program *program) {
             break;
         case QE_ITEM_STEP_BEGIN:
         case QE_ITEM_STEP_END:
+        case QE_ITEM_DESTROY:
         case QE_ITEM_KINDS: break;
         }
     }

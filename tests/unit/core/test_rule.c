@@ -32,7 +32,7 @@ static void assert_tests_exist(const char *cell) {
     char room[64], file[64], name[128], path[256], wanted[192];
     int count = 0;
     for (const char *at = strchr(cell, '`'); at != NULL; at = strchr(at, '`')) {
-        if (sscanf(at, "`%63[a-z]/%63[a-z_]: %127[a-z_]`", room, file, name) != 3) fail_msg("no test: %s", at);
+        if (sscanf(at, "`%63[a-z]/%63[a-z_]: %127[a-z0-9_]`", room, file, name) != 3) fail_msg("no test: %s", at);
         snprintf(path, sizeof path, "tests/unit/%s/%s.c", room, file);
         snprintf(wanted, sizeof wanted, "static void %s(void **state)", name);
         if (!contains_line(path, wanted)) fail_msg("%s has no %s", path, name);
@@ -63,6 +63,49 @@ static void the_page_of_rules_lists_every_rule_in_order_with_its_test(void **sta
     assert_int_equal(rule, QE_RULE_COUNT);
 }
 
+/* A cell names traces with the first rule they break, and tests. */
+static uint32_t assert_shown(const char *cell) {
+    char name[128], verdict[64], path[256], wanted[256];
+    uint32_t count = 0;
+    for (const char *at = strchr(cell, '`'); at != NULL; at = strchr(at, '`')) {
+        const char *end = strchr(at + 1, '`');
+        assert_non_null(end);
+        if (sscanf(at, "`%127[a-z0-9_]`: %63[a-z.]", name, verdict) == 2) {
+            snprintf(path, sizeof path, "tests/traces/%s.qet", name);
+            snprintf(wanted, sizeof wanted, "# expect: %s", verdict);
+            if (!contains_line(path, wanted)) fail_msg("%s is not judged %s", path, verdict);
+        } else {
+            snprintf(wanted, sizeof wanted, "%.*s", (int)(end - at + 1), at);
+            assert_tests_exist(wanted);
+        }
+        at = end + 1;
+        count++;
+    }
+    return count;
+}
+
+static void the_page_of_reports_names_traces_and_tests_that_say_so(void **state) {
+    (void)state;
+    enum { REPORTS = 84 };
+    char line[2048];
+    uint32_t reports = 0, shown = 0;
+    FILE *page = fopen("docs/reports.md", "r");
+    assert_non_null(page);
+    while (fgets(line, sizeof line, page) != NULL) {
+        if (strncmp(line, "| B", 3) != 0) continue;
+        assert_non_null(strchr(line, '\n'));
+        const char *cell = strchr(line, ')');
+        assert_non_null(cell);
+        uint32_t more = assert_shown(cell);
+        if (more == 0) fail_msg("nothing shows %s", line);
+        shown += more;
+        reports++;
+    }
+    fclose(page);
+    assert_int_equal(reports, REPORTS);
+    print_message("    %u reports, %u traces and tests\n", reports, shown);
+}
+
 static void kinds_have_words(void **state) {
     (void)state;
     for (int kind = 0; kind < QE_EFFECT_KINDS; kind++) {
@@ -83,6 +126,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ids_are_found_again_and_differ),
         cmocka_unit_test(the_page_of_rules_lists_every_rule_in_order_with_its_test),
+        cmocka_unit_test(the_page_of_reports_names_traces_and_tests_that_say_so),
         cmocka_unit_test(kinds_have_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -219,12 +219,12 @@ static void seventeen_effects_are_refused(void **state) {
 static void seventeen_streams_are_refused_at_their_name(void **state) {
     (void)state;
     char text[4096] = "qet 1\n";
-    for (int i = 0; i < QE_STREAMS_MAX + 1; i++)
+    for (int i = 0; i < QE_PROGRAM_STREAMS_MAX + 1; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "stream s%d comm\n", i);
     qe_program program;
     qe_error error;
     assert_int_equal(read_text(text, strlen(text), &program, &error), QE_ERROR_LIMIT);
-    assert_int_equal(error.line, QE_STREAMS_MAX + 2);
+    assert_int_equal(error.line, QE_PROGRAM_STREAMS_MAX + 2);
     assert_int_equal(error.column, 8);
 }
 
