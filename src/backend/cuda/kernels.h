@@ -1,0 +1,44 @@
+/* kernels.h - the kernels of the cuda backend, one launcher per op. Activations are bf16, operands are codes
+ * (QE_OPERANDS_CODES in op.h); master weights, gradients, moments and statistics are fp32.
+ *
+ * Every launcher queues its kernels on `stream` and returns; it allocates nothing and asks the device nothing, so it may
+ * be captured. Host structures (args, tables of pointers) are read during the call only.
+ * On failure: QE_ERROR_DEVICE, and nothing was queued; the caller asks cudaGetLastError for the cause.
+ * Bits:       the same for the same input on the same device, whatever else runs. */
+#ifndef QE_CUDA_KERNELS_H
+#define QE_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include "qeffect/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+qe_status qe_cuda_embed(const qe_args_embed *args, cudaStream_t stream);
+qe_status qe_cuda_embed_backward(const qe_args_embed_backward *args, cudaStream_t stream);
+qe_status qe_cuda_norm(const qe_args_norm *args, cudaStream_t stream);          /* QE_OP_NORM and NORM_QUANTIZE */
+qe_status qe_cuda_norm_backward(const qe_args_norm_backward *args, cudaStream_t stream);
+qe_status qe_cuda_quantize(const qe_args_quantize *args, cudaStream_t stream);
+qe_status qe_cuda_quantize_weight(const qe_args_quantize_weight *args, cudaStream_t stream);
+qe_status qe_cuda_rope(const qe_args_rope *args, cudaStream_t stream);
+qe_status qe_cuda_rope_backward_quantize(const qe_args_rope *args, cudaStream_t stream);
+qe_status qe_cuda_swiglu_quantize(const qe_args_swiglu *args, cudaStream_t stream);
+qe_status qe_cuda_swiglu_backward_quantize(const qe_args_swiglu_backward *args, cudaStream_t stream);
+qe_status qe_cuda_cross_entropy(const qe_args_cross_entropy *args, cudaStream_t stream);
+qe_status qe_cuda_grad_norm(const qe_args_grad_norm *args, cudaStream_t stream);
+qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream);
+qe_status qe_cuda_fold(const qe_args_fold *args, cudaStream_t stream);
+qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream);
+qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream);
+
+/* Decodes what was retained with 128x1 blocks into bf16 values [rows, columns] (exact: scales are powers of two). */
+qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cudaStream_t stream);
+
+/* Keeps the stream busy for about `nanoseconds`: tests delay work with it. Capture: recorded. */
+qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,54 @@
+/* products.h - matrix products (cuBLASLt) and attention (cuDNN): what needs a library, a choice of algorithm and
+ * workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
+ * Thread: one at a time per object. */
+#ifndef QE_CUDA_PRODUCTS_H
+#define QE_CUDA_PRODUCTS_H
+
+#include <cuda_runtime_api.h>
+#include "qeffect/op.h"
+#include "qeffect/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Products of one device. QE_OP_LINEAR: y = x w' (+ residual, C != D). QE_OP_LINEAR_INPUT_GRAD: dx = dy w.
+ * QE_OP_LINEAR_WEIGHT_GRAD: grad (+)= dy' x into fp32 (retained codes of block scaling are decoded first).
+ * 8-bit operands run as TN with scale pointers on the device; bf16 and fp32 operands in whatever form they lie. */
+typedef struct qe_cuda_gemm qe_cuda_gemm;
+
+/* One choice, in a form that can be kept in a file and honoured or refused later. */
+typedef struct qe_cuda_choice {
+    char key[96];      /* kind, shape, formats, accumulation, beta: "linear m2048 n6144 k4096 e4m3 e4m3 fast" */
+    uint64_t words[8]; /* cublasLtMatmulAlgo_t */
+    uint64_t workspace_bytes;
+} qe_cuda_choice;
+
+qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out);
+void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm);
+/* Chooses the algorithm for an op's shape where none is chosen yet: every candidate of the heuristic is timed on random
+ * data (tune = 1), or the first is taken (tune = 0). Grows the workspace. Capture: forbidden. */
+qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out);
+/* Requires: prepared (else the first candidate is taken, which may not happen while the stream is captured). */
+qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream);
+uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out);
+/* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this library and device refuse it. */
+qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, qe_error *error_out);
+/* "cuBLASLt 13.1.0" */
+const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
+
+/* Causal grouped-query attention, forward and backward, through cuDNN (loaded at run time). */
+typedef struct qe_cuda_attention qe_cuda_attention;
+
+/* On failure: QE_ERROR_UNSUPPORTED where cuDNN is missing or too old: says what to install. */
+qe_status qe_cuda_attention_create(qe_cuda_attention **attention_out, qe_error *error_out);
+void qe_cuda_attention_destroy(qe_cuda_attention *attention);
+/* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. */
+qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, qe_error *error_out);
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream);
+const char *qe_cuda_attention_identity(const qe_cuda_attention *attention);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
