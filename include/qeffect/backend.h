@@ -4,7 +4,9 @@
 #define QEFFECT_BACKEND_H
 
 #include <stddef.h>
+#include "qeffect/limits.h"
 #include "qeffect/op.h"
+#include "qeffect/rule.h"
 #include "qeffect/status.h"
 
 #ifdef __cplusplus
@@ -95,6 +97,13 @@ typedef struct qe_range {
     const char *object, *part; /* "model.layers.0.mlp.down_proj", "moment1" */
 } qe_range;
 
+/* A breach that a device found in what it was really given: no submission's declaration told of it. */
+typedef struct qe_breach {
+    qe_rule rule;
+    char object[QE_NAME_BYTES]; /* what was touched, as the range said; may be empty */
+    char text[QE_ERROR_TEXT_BYTES]; /* both accesses and what is missing between them */
+} qe_breach;
+
 typedef struct qe_backend {
     size_t size;
     const char *name;     /* "host" */
@@ -113,6 +122,9 @@ typedef struct qe_backend {
      * an op is bound; running an op that was not prepared may do so then, but not while it is recorded.
      * On failure: QE_ERROR_UNSUPPORTED, in words, for shapes that the device cannot compute. Capture: forbidden. */
     qe_status (*prepare)(qe_device *device, const qe_op *op, qe_error *error_out);
+    /* A call that returned QE_CONTRACT left its breach here; asking takes it. Returns 0 where there is none. A device
+     * that does not look never finds one. */
+    int (*breach)(qe_device *device, qe_breach *breach_out);
     /* Says what the op at this address may touch, in place of what was said before; called when an op is bound. No
      * ranges: the op, or memory of the host that it named, is gone. A backend that does not look (all but `check`)
      * returns QE_OK. Owns: copies the ranges. Capture: forbidden. */

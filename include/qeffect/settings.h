@@ -63,6 +63,10 @@ typedef struct qe_settings_train {
     qe_nonfinite nonfinite;
     uint32_t evaluate_every;     /* steps; 0: only after the last */
     uint32_t evaluate_sequences; /* windows per evaluation, from the first; 0: all */
+    char algorithms[QE_SETTINGS_TEXT_BYTES]; /* device: file of chosen algorithms; empty: the libraries' own choice */
+    bool deterministic; /* device: attention adds up in a fixed order */
+    bool nvtx;          /* device: a range around every op */
+    char timeline[QE_SETTINGS_TEXT_BYTES]; /* device: Chrome timeline of the last steps; empty: none */
 } qe_settings_train;
 
 typedef struct qe_settings_pipeline {
@@ -74,6 +78,7 @@ typedef struct qe_settings_pipeline {
 
 typedef struct qe_settings_contracts {
     qe_contracts_setting mode;
+    bool order; /* device: what streams are really given is judged too */
     char trace[QE_SETTINGS_TEXT_BYTES]; /* where a trap leaves its trace; empty: nowhere */
 } qe_settings_contracts;
 
@@ -85,12 +90,19 @@ typedef struct qe_settings_checkpoint {
 
 typedef struct qe_settings_place { uint32_t line, column; } qe_settings_place;
 
+/* How products of 8-bit codes add up, by kind; as qe_accumulation of op.h. */
+typedef enum qe_accumulate_setting { QE_ACCUMULATE_SETTING_FAST, QE_ACCUMULATE_SETTING_SPLIT } qe_accumulate_setting;
+typedef struct qe_settings_products {
+    qe_accumulate_setting forward, input_grad, weight_grad;
+} qe_settings_products;
+
 typedef struct qe_settings {
     qe_settings_model model;
     qe_settings_data data;
     qe_settings_train train;
     qe_settings_pipeline pipeline;
     qe_recipe recipe;
+    qe_settings_products products;
     qe_settings_contracts contracts;
     qe_settings_checkpoint checkpoint;
     char source[QE_SETTINGS_TEXT_BYTES];           /* the file they were loaded from; may be empty */

@@ -77,6 +77,7 @@ int qe_cli_json(struct json_t *document, int status);
 struct json_t *qe_cli_json_text(const char *text);
 
 extern const qe_command qe_command_train, qe_command_generate, qe_command_check, qe_command_schedule,
-    qe_command_simulate, qe_command_trace_check, qe_command_bench, qe_command_verify, qe_command_inspect;
+    qe_command_simulate, qe_command_trace_check, qe_command_bench, qe_command_bench_layer, qe_command_verify,
+    qe_command_inspect;
 
 #endif

@@ -306,7 +306,8 @@ static int run_bench(qe_cli *cli) {
     if (qe_cli_number(cli, "steps", 1, QE_BENCH_STEPS_MAX, 5, &b.steps) != 0 ||
         qe_cli_number(cli, "pairs", 1, QE_BENCH_PAIRS_MAX, 7, &b.pairs) != 0)
         return QE_EXIT_USAGE;
-    int check, status = qe_session_device(cli, 0, &check);
+    qe_device_kind device;
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST, &device);
     if (status != QE_EXIT_OK) return status;
     status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, &b.settings);
     if (status != QE_EXIT_OK) return status;

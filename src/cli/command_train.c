@@ -17,7 +17,7 @@ typedef struct training {
     uint64_t steps_done, vetoed, tokens;
     qe_rule inject;
     uint64_t inject_step;
-    int check;
+    qe_device_kind device;
     double last_loss, validation_loss, seconds;
     uint64_t certified, judged;
     qe_observed observed;
@@ -340,7 +340,7 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     qe_session_options options = {
         .training = 1,
         .data = 1,
-        .check = t->check,
+        .device = t->device,
         .break_schedule = is_schedule_rule(t->inject) ? t->inject : QE_RULE_NONE,
     };
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
@@ -394,7 +394,7 @@ static int run_train(qe_cli *cli) {
     int status = parse_inject(cli, &t);
     if (status != QE_EXIT_OK) return status;
     if (qe_cli_number(cli, "dump-steps", 1, 1000000, 20, &dump_steps) != 0) return QE_EXIT_USAGE;
-    status = qe_session_device(cli, 1, &t.check);
+    status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &t.device);
     if (status != QE_EXIT_OK) return status;
     if (qe_cli_has(cli, "new-lineage") && !qe_cli_has(cli, "resume"))
         return qe_cli_usage(cli, "--new-lineage is for a run that goes on with --resume");
@@ -413,7 +413,7 @@ static int run_train(qe_cli *cli) {
 
 static const qe_cli_option options[] = {
     {"set", 0, "KEY=VALUE", "override one setting, e.g. train.steps=100 (docs/config.md)", 1},
-    {"device", 0, "NAME", "where to run: host, or check (slow): fails ops that touch what they did not declare", 0},
+    {"device", 0, "NAME", "where to run: host, cuda, or check (slow): fails ops that touch what they did not declare", 0},
     {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},

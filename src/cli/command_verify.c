@@ -42,6 +42,11 @@ static const char *const small[] = {
     "pipeline.microbatches=8",
 };
 
+/* A device that multiplies FP8 in whole sixteens, and whose attention knows heads of 64. */
+static const char *const whole_sixteens[] = {
+    "model.hidden=128", "model.heads=2", "model.kv_heads=1", "model.ffn=192", "model.sequence=64",
+};
+
 static qe_settings_place *place_of(qe_settings *settings, const char *assignment) {
     size_t length = strcspn(assignment, "="), row = 0;
     while (strncmp(qe_settings_describe(row).key, assignment, length) != 0 ||
@@ -52,19 +57,24 @@ static qe_settings_place *place_of(qe_settings *settings, const char *assignment
     return &settings->place[row];
 }
 
-static int make_settings(qe_cli *cli, qe_settings *settings) {
-    qe_error error = {0};
-    int check, status = qe_session_device(cli, 0, &check);
-    if (status != QE_EXIT_OK) return status;
-    status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
-    if (status != QE_EXIT_OK) return status;
-    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
-        qe_settings_place *place = place_of(settings, small[i]);
+/* Over the built-in defaults, under what a person wrote. */
+static void set_defaults(qe_settings *settings, const char *const *assignments, size_t count) {
+    qe_error error;
+    for (size_t i = 0; i < count; i++) {
+        qe_settings_place *place = place_of(settings, assignments[i]);
         if (place->line != QE_SETTINGS_LINE_DEFAULT) continue;
-        qe_status set = qe_settings_set(settings, small[i], &error);
+        qe_status set = qe_settings_set(settings, assignments[i], &error);
         QE_ASSERT(set == QE_OK);
         place->line = QE_SETTINGS_LINE_DEFAULT;
     }
+}
+
+static int make_settings(qe_cli *cli, qe_device_kind device, qe_settings *settings) {
+    qe_error error = {0};
+    int status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
+    if (status != QE_EXIT_OK) return status;
+    set_defaults(settings, small, sizeof small / sizeof *small);
+    if (device == QE_DEVICE_CUDA) set_defaults(settings, whole_sixteens, sizeof whole_sixteens / sizeof *whole_sixteens);
     if (qe_settings_check(settings, &error) != QE_OK) return qe_cli_error(cli, &error);
     uint32_t microbatches = settings->pipeline.microbatches;
     if (microbatches >= 4 && microbatches % 2 == 0) return QE_EXIT_OK;
@@ -352,10 +362,14 @@ static int run_verify(qe_cli *cli) {
     if (!full && strcmp(which, "short") != 0)
         return qe_cli_usage(cli, "--rows is '%s'; expected short or full", which);
     if (qe_cli_number(cli, "jobs", 1, QE_VERIFY_JOBS_MAX, processors(), &jobs) != 0) return QE_EXIT_USAGE;
-    int status = make_settings(cli, &v.configured);
+    qe_device_kind device;
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CUDA, &device);
+    if (status != QE_EXIT_OK) return status;
+    status = make_settings(cli, device, &v.configured);
     if (status != QE_EXIT_OK) return status;
     if (qe_verify_rows_make(&v.rows, full, &v.configured, &error) != QE_OK)
         return qe_cli_error(cli, &error);
+    for (uint32_t i = 0; i < v.rows.count; i++) v.rows.row[i].device = device;
     if (qe_cli_number(cli, "row", 1, v.rows.count, 0, &row) != 0) return QE_EXIT_USAGE;
     status = parse_plant(cli, &v);
     if (status != QE_EXIT_OK) return status;
@@ -368,7 +382,7 @@ static const qe_cli_option options[] = {
     {"jobs", 0, "N", "rows that run at the same time (default: processors)", 0},
     {"keep", 0, NULL, "go on after a row that differs", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. model.hidden=64 (docs/config.md)", 1},
-    {"device", 0, "NAME", "where to run: host", 0},
+    {"device", 0, "NAME", "where to run: host or cuda", 0},
     {"contracts", 0, "MODE", "of the rows that are checked: trap (default), observe or off", 0},
     {"list", 0, NULL, "only list the rows", 0},
     {"row", 0, "N", "run row N alone, in this process, and print what it computed", 0},

@@ -9,6 +9,7 @@
 static const qe_command *const commands[] = {
     &qe_command_train,       &qe_command_verify, &qe_command_generate, &qe_command_check, &qe_command_schedule,
     &qe_command_simulate,    &qe_command_trace_check, &qe_command_inspect, &qe_command_bench,
+    &qe_command_bench_layer,
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -26,18 +27,21 @@ static void help(FILE *out) {
             "interrupted\n");
 }
 
-/* "trace check" takes two words. Returns how many words name the command, 0 if none does. */
+/* "trace check" and "bench layer" take two words, and "bench" alone is a command too. Returns how many words name the
+ * command, 0 if none does. */
 static int find(int count, char **words, const qe_command **command_out) {
+    int found = 0, asks = count > 1 && (strcmp(words[1], "--help") == 0 || strcmp(words[1], "-h") == 0);
     for (int i = 0; i < COMMANDS; i++) {
         const char *name = commands[i]->name, *space = strchr(name, ' ');
         size_t first = space == NULL ? strlen(name) : (size_t)(space - name);
         if (strlen(words[0]) != first || strncmp(words[0], name, first) != 0) continue;
+        int both = space != NULL && count > 1 && strcmp(words[1], space + 1) == 0;
+        if (!both && space != NULL && (!asks || found)) continue;
         *command_out = commands[i];
-        if (space == NULL) return 1;
-        if (count > 1 && strcmp(words[1], space + 1) == 0) return 2;
-        if (count > 1 && (strcmp(words[1], "--help") == 0 || strcmp(words[1], "-h") == 0)) return 1;
+        found = both ? 2 : 1;
+        if (both) return found;
     }
-    return 0;
+    return found;
 }
 
 static int unknown_command(const char *program, int count, char **words) {

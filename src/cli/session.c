@@ -1,13 +1,11 @@
-/* session.c - builds and tears down a run of the built-in model on the host backend. */
+/* session.c - builds and tears down a run of the built-in model on a device. */
 #include "cli/session.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/assert.h"
-#include "qeffect/check.h"
-#include "qeffect/host.h"
-#include "qeffect/local.h"
 
 static qe_status open_data(qe_session *session, qe_error *error_out) {
     const qe_settings *s = &session->settings;
@@ -21,6 +19,7 @@ static qe_status open_data(qe_session *session, qe_error *error_out) {
 
 static qe_status create_model(qe_session *session, qe_error *error_out) {
     const qe_settings_model *m = &session->settings.model;
+    const qe_settings_products *p = &session->settings.products;
     qe_model_config config = {
         .layers = m->layers,
         .hidden = m->hidden,
@@ -32,6 +31,9 @@ static qe_status create_model(qe_session *session, qe_error *error_out) {
         .sequences = session->settings.train.sequences,
         .rope_theta = (float)m->rope_theta,
         .norm_epsilon = (float)m->norm_epsilon,
+        .numerics = qe_device_backend(session->device)->numerics,
+        .accumulation = {(uint8_t)p->forward, (uint8_t)p->input_grad, (uint8_t)p->weight_grad},
+        .attention_any_order = !session->settings.train.deterministic,
     };
     return qe_model_create(&config, &session->settings.recipe, &session->model, error_out);
 }
@@ -205,12 +207,13 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
 
 static void device_opened(qe_device *device, const void *context) {
     qe_session *session = (qe_session *)(uintptr_t)context;
-    qe_device *host = device;
-    /* Where it cannot be wrapped, the first allocation fails and says why. */
-    if (session->check && qe_check_wrap(device, qe_host_backend(), &host, NULL) != QE_OK) return;
-    qe_host_set_comm(host, qe_local_comm());
-    snprintf(session->identity, sizeof session->identity, "%s", qe_host_backend()->identity(host));
-    snprintf(session->backend, sizeof session->backend, "%s%s", session->check ? "check on " : "", session->identity);
+    const qe_settings_train *t = &session->settings.train;
+    qe_device_join(session->device, device, session->identity, sizeof session->identity);
+    snprintf(session->backend, sizeof session->backend, "%s%s", session->device == QE_DEVICE_CHECK ? "check on " : "",
+             session->identity);
+    qe_error *error = session->joined.status == QE_OK ? &session->joined : NULL;
+    (void)qe_device_configure(session->device, device, t->algorithms, session->honours, t->timeline, t->nvtx,
+                              session->settings.contracts.order, error);
 }
 
 static qe_capture capture_of(const qe_settings_train *train) {
@@ -221,17 +224,20 @@ static qe_capture capture_of(const qe_settings_train *train) {
 }
 
 static qe_status make_team(qe_session *session, qe_error *error_out) {
-    QE_TRY(qe_local_world_create(session->schedule.ranks, &session->world, error_out));
+    QE_TRY(qe_device_world_create(session->device, session->schedule.ranks, &session->world, error_out));
     qe_team_options options = {
-        .backend = session->check ? qe_check_backend() : qe_host_backend(),
-        .comm = qe_local_comm(),
+        .backend = qe_device_backend(session->device),
+        .comm = qe_device_comm(session->device),
         .world = session->world,
         .contracts = (qe_contracts)session->settings.contracts.mode,
         .capture = capture_of(&session->settings.train),
         .opened = device_opened,
         .opened_context = session,
     };
-    return qe_team_create(session->train, session->evaluate, &options, &session->team, error_out);
+    QE_TRY(qe_team_create(session->train, session->evaluate, &options, &session->team, error_out));
+    if (session->joined.status == QE_OK) return QE_OK;
+    *error_out = session->joined; /* nobody could be told while the device was opened */
+    return session->joined.status;
 }
 
 static qe_status make_batch(qe_session *session, qe_error *error_out) {
@@ -250,7 +256,8 @@ qe_status qe_session_open(qe_session *session, const qe_settings *settings, cons
                           qe_error *error_out) {
     memset(session, 0, sizeof *session);
     session->settings = *settings;
-    session->check = options->check;
+    session->device = options->device;
+    session->honours = settings->train.algorithms[0] != 0 && access(settings->train.algorithms, F_OK) == 0;
     if (options->data) QE_TRY(open_data(session, error_out));
     QE_TRY(create_model(session, error_out));
     QE_TRY(make_plans(session, options, error_out));
@@ -260,7 +267,7 @@ qe_status qe_session_open(qe_session *session, const qe_settings *settings, cons
 
 void qe_session_close(qe_session *session) {
     qe_team_destroy(session->team);
-    qe_local_world_destroy(session->world);
+    qe_device_world_destroy(session->device, session->world);
     qe_plan_destroy(session->train);
     qe_plan_destroy(session->evaluate);
     qe_schedule_deinit(&session->schedule);

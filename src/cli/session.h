@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include "cli/cli.h"
+#include "cli/device.h"
 #include "qeffect/data.h"
 #include "qeffect/model.h"
 #include "qeffect/safetensors.h"
@@ -18,9 +19,11 @@ typedef struct qe_session {
     qe_plan *train, *evaluate;
     qe_world *world;
     qe_team *team;
-    char backend[128]; /* identity of the device, and whether it is wrapped */
-    char identity[112]; /* of the device alone: what decides the bits beside the program */
-    int check; /* devices are wrapped */
+    char backend[176]; /* identity of the device, and whether it is wrapped */
+    char identity[160]; /* of the device alone: what decides the bits beside the program */
+    qe_device_kind device;
+    int honours; /* the file of algorithms was there before this run */
+    qe_error joined; /* why a device could not be set up as the settings want it */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */
     double *losses; /* [microbatches] of one evaluation */
@@ -33,7 +36,7 @@ typedef struct qe_session {
 typedef struct qe_session_options {
     int training; /* 0: only the evaluation plan */
     int data; /* opens data.path */
-    int check; /* the host's devices are looked at by the check backend */
+    qe_device_kind device;
     qe_rule break_schedule; /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
 } qe_session_options;
 
@@ -75,9 +78,6 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
 
 /* Writes a history where contracts.trace says; returns 0 when there is one on disk. */
 int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out);
-
-/* --device: host, or check where the command can. Returns an exit status. */
-int qe_session_device(qe_cli *cli, int can_check, int *check_out);
 
 /* Settings from CONFIG.yaml, --set, and the options that are short for a setting, over `base` (NULL: the defaults)
  * where there is no CONFIG.yaml. Returns an exit status. */

@@ -121,14 +121,6 @@ static qe_status all_settings(qe_cli *cli, const char *path, const qe_settings *
     return qe_settings_check(settings, error);
 }
 
-int qe_session_device(qe_cli *cli, int can_check, int *check_out) {
-    const char *device = qe_cli_value(cli, "device");
-    *check_out = device != NULL && can_check && strcmp(device, "check") == 0;
-    if (device == NULL || *check_out || strcmp(device, "host") == 0) return QE_EXIT_OK;
-    return qe_cli_usage(cli, "--device is '%s'; this build has %s", device,
-                        can_check ? "host and check" : "only host here");
-}
-
 int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, qe_settings *settings_out) {
     qe_error error = {0};
     return all_settings(cli, path, base, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);

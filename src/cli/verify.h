@@ -59,6 +59,7 @@ typedef struct qe_verify_row {
     uint8_t cache, copy;
     qe_contracts_setting contracts;
     uint8_t fresh; /* in a process of its own */
+    qe_device_kind device;
     uint32_t baseline; /* index of the row it is compared with; its own: it is one, or the first of an own order */
 } qe_verify_row;
 
@@ -105,7 +106,7 @@ typedef struct qe_verify_outcome {
     qe_verify_tensor *tensors; /* in the order of the state hash */
     uint32_t tensor_count, tensor_capacity;
     qe_verify_exercise exercise;
-    char backend[128];
+    char backend[176];
 } qe_verify_outcome;
 
 /* A difference planted on purpose: one bit of one parameter after a step of a row. row 0: none. */

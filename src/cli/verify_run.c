@@ -196,7 +196,7 @@ static qe_status one_step(run *r, qe_error *error_out) {
 }
 
 static qe_status all_steps(run *r, const qe_settings *settings, qe_error *error_out) {
-    qe_session_options options = {.training = 1};
+    qe_session_options options = {.training = 1, .device = r->row->device};
     qe_status status = qe_session_open(&r->session, settings, &options, error_out);
     if (status == QE_CONTRACT && error_out->message[0] == 0)
         return qe_error_set(error_out, status, "qeffect check names the rule", "the plan is refused");

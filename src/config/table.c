@@ -80,6 +80,16 @@ static const qe_settings_row rows[] = {
     {.key = "train.evaluate_sequences", AT(train.evaluate_sequences), WHOLE(QE_ROW_U32, 0, 1000000000),
      .initial = "256", .help = "Validation windows of one evaluation, from the first; 0: all, as after the last step."},
 
+    {.key = "train.algorithms", AT(train.algorithms), TEXT, .initial = "\"\"",
+     .help = "Device: file of chosen algorithms, honoured or refused; made by timing all where it is not there; empty: "
+             "the libraries' first choice."},
+    {.key = "train.deterministic", AT(train.deterministic), BOOLEAN, .initial = "true",
+     .help = "Device: attention's backward adds up in a fixed order; false: any order, faster, other bits each time."},
+    {.key = "train.nvtx", AT(train.nvtx), BOOLEAN, .initial = "false",
+     .help = "Device: an NVTX range around every op that is submitted."},
+    {.key = "train.timeline", AT(train.timeline), TEXT, .initial = "\"\"",
+     .help = "Device: file for a Chrome timeline of the last ops and graphs of the run; empty: none."},
+
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, "
              "v-min, 1f1b-v, dualpipev) or the path of a PyTorch CSV."},
@@ -103,8 +113,17 @@ static const qe_settings_row rows[] = {
     {.key = "recipe.amax", AT(recipe.amax_algorithm), WORD("max|most_recent"), .initial = "max",
      .help = "delayed: which amax of the history makes the next scale."},
 
+    {.key = "recipe.forward", AT(products.forward), WORD("fast|split"), .initial = "fast",
+     .help = "Device: how forward products of FP8 add up: in the matrix unit, or promoted to fp32 in between."},
+    {.key = "recipe.input_grad", AT(products.input_grad), WORD("fast|split"), .initial = "split",
+     .help = "Device: the same of input gradients."},
+    {.key = "recipe.weight_grad", AT(products.weight_grad), WORD("fast|split"), .initial = "split",
+     .help = "Device: the same of weight gradients."},
+
     {.key = "contracts.mode", AT(contracts.mode), WORD("trap|observe|off"), .initial = "trap",
      .help = "What a broken rule does: stop the step, be recorded, or go unchecked."},
+    {.key = "contracts.order", AT(contracts.order), BOOLEAN, .initial = "false",
+     .help = "Device: judge what streams are really given, call by call, beside what was declared."},
     {.key = "contracts.trace", AT(contracts.trace), TEXT, .initial = "\"qeffect-trap.qet\"",
      .help = "Where a trap, or the first step observed to break a rule, leaves its trace; empty: nowhere."},
 

@@ -5,9 +5,32 @@
 #include "base/assert.h"
 #include "step/guard.h"
 
+static uint32_t object_named(const qe_program *program, const char *name) {
+    for (uint32_t i = 0; i < program->object_count; i++)
+        if (strcmp(program->objects[i].name, name) == 0) return i;
+    return QE_NONE;
+}
+
+/* What the device found in the calls that were made, where no declaration told of it. */
+static void note_breach(qe_rank *rank, const qe_binding *binding) {
+    qe_breach breach;
+    if (!rank->team->options.backend->breach(rank->device, &breach) || rank->violations.count > 0) return;
+    const qe_program *program = &binding->rank_plan->program;
+    rank->violations.count = rank->violations.total = 1;
+    rank->violations.record[0] = (qe_violation){.rule = breach.rule,
+                                                .item = QE_NONE,
+                                                .other_item = QE_NONE,
+                                                .object = object_named(program, breach.object),
+                                                .stream = QE_NONE,
+                                                .microbatch = QE_NONE,
+                                                .count = 1};
+    qe_error_set(&rank->error, QE_CONTRACT, "restore the edge between the two streams", "%s", breach.text);
+}
+
 /* Sets the outcome and wakes everybody who waits for this rank. Work that was given to streams is finished first. */
 static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
     rank->status = status;
+    if (status == QE_CONTRACT) note_breach(rank, binding);
     const qe_team_options *options = &rank->team->options;
     options->comm->abort(options->world);
     qe_error ignored; /* transfers that were woken by the abort say so; the cause is in rank->status */

@@ -128,6 +128,10 @@ static qe_status check_prepare(qe_device *device, const qe_op *op, qe_error *err
     return device->inner_backend->prepare(device->inner, op, error_out);
 }
 
+static int check_breach(qe_device *device, qe_breach *breach_out) {
+    return device->inner != NULL ? device->inner_backend->breach(device->inner, breach_out) : 0;
+}
+
 static qe_status check_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
                                qe_error *error_out) {
     QE_TRY(qe_check_wrapped(device, error_out));
@@ -166,6 +170,7 @@ const qe_backend *qe_check_backend(void) {
         .graph = &qe_check_graphs,
         .run = check_run_now,
         .prepare = check_prepare,
+        .breach = check_breach,
         .declare = check_declare,
     };
     return &backend;

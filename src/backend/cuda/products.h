@@ -34,6 +34,11 @@ qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t str
 uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out);
 /* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this library and device refuse it. */
 qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, qe_error *error_out);
+/* A file of choices, a line each, with the library's version and the device's name; the rest of a line is the choice.
+ * read: every line is honoured or the call is refused (QE_ERROR_CONFIG with the line, QE_ERROR_UNSUPPORTED). write:
+ * beside, then renamed. */
+qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
+qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
 /* "cuBLASLt 13.1.0" */
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
 

@@ -106,6 +106,12 @@ static qe_status host_prepare(qe_device *device, const qe_op *op, qe_error *erro
     return QE_OK;
 }
 
+/* It looks at nothing. */
+static int host_breach(qe_device *device, qe_breach *breach_out) {
+    (void)device, (void)breach_out;
+    return 0;
+}
+
 static qe_status host_run(qe_device *device, const qe_op *op, qe_error *error_out) {
     const qe_status status = qe_host_op_run(device, op);
     return status == QE_OK ? QE_OK : qe_host_op_error(status, op->kind, error_out);
@@ -140,6 +146,7 @@ const qe_backend *qe_host_backend(void) {
         .graph = &qe_host_graphs,
         .run = host_run,
         .prepare = host_prepare,
+        .breach = host_breach,
         .declare = host_declare,
     };
     return &backend;

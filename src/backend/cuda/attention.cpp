@@ -1,0 +1,432 @@
+/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face. cuDNN plans whole graphs; its header
+ * library of C++ (cudnn-frontend) builds the graph of the backward, and that is why this file is C++. Nothing of C++
+ * leaves it: no exception, no template. libcudnn is opened at run time, so that a machine without it can build and run
+ * everything else.
+ *
+ * q, k and v are views of the packed qkv [T, (heads + 2 kv_heads) head_dim] by strides, dq, dk and dv of dqkv; nothing
+ * is copied. Statistics are the natural log-sum-exp of the scaled scores, as on the host. */
+#include <cudnn_frontend.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/cuda/products.h"
+
+/* The one variable of this library: cudnn-frontend asks for it by name. Set once, under a lock, never taken back. */
+namespace cudnn_frontend {
+void *cudnn_dlhandle = nullptr;
+}
+
+namespace {
+
+namespace fe = cudnn_frontend;
+using graph_tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+constexpr size_t VERSION_LEAST = 91000; /* 9.10; tried with 9.14 and 9.19 */
+constexpr const char *LIBRARY = "libcudnn.so.9";
+constexpr int64_t WORKSPACE_FIRST_BYTES = 1 << 20; /* never none: plans are loaded with its address for every operand */
+
+enum uid : int64_t { UID_Q = 1, UID_K, UID_V, UID_OUT, UID_LSE, UID_DOUT, UID_DQ, UID_DK, UID_DV };
+
+struct shape {
+    bool backward, deterministic;
+    int64_t sequences, sequence, heads, kv_heads, head_dim;
+
+    int64_t row() const { return (heads + 2 * kv_heads) * head_dim; } /* elements from a token to the next */
+    bool operator==(const shape &other) const {
+        return backward == other.backward && deterministic == other.deterministic && sequences == other.sequences &&
+               sequence == other.sequence && heads == other.heads && kv_heads == other.kv_heads &&
+               head_dim == other.head_dim;
+    }
+};
+
+struct plan {
+    shape of;
+    fe::graph::Graph graph;
+    int64_t workspace_bytes = 0;
+    bool loaded = false; /* its kernels are on the device, so that it may be captured */
+};
+
+/* Addresses by uid; what a shape does not have is not asked for. */
+using addresses = std::unordered_map<int64_t, void *>;
+
+} // namespace
+
+struct qe_cuda_attention {
+    cudnnHandle_t handle = nullptr;
+    cudaStream_t stream = nullptr;     /* for loading plans */
+    std::vector<void *> workspaces;    /* the last is the largest; the others live on, because graphs may name them */
+    int64_t workspace_bytes = 0;
+    std::vector<std::unique_ptr<plan>> plans;
+    std::string identity;
+};
+
+namespace {
+
+/* Runs `work`, which returns a status; no exception passes. */
+template <typename callable>
+qe_status guarded(qe_error *error_out, callable &&work) noexcept {
+    try {
+        return work();
+    } catch (const std::bad_alloc &) {
+        return qe_error_set(error_out, QE_ERROR_MEMORY, nullptr, "no memory for attention");
+    } catch (const std::exception &thrown) {
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", thrown.what());
+    } catch (...) {
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN failed without a word");
+    }
+}
+
+qe_status device_error(cudaError_t status, const char *what, qe_error *error_out) {
+    (void)cudaGetLastError();
+    return qe_error_set(error_out, status == cudaErrorMemoryAllocation ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, nullptr,
+                        "%s: %s", what, cudaGetErrorString(status));
+}
+
+/* --- the library ------------------------------------------------------------------------------------------------- */
+
+constexpr const char *REMEDY_INSTALL = "install cuDNN 9.10 or newer for CUDA 13 (the wheel nvidia-cudnn-cu13 has it) "
+                                       "and, where the loader does not find it, name its libcudnn.so.9 in QE_CUDNN";
+
+const char *library_name() {
+    const char *named = std::getenv("QE_CUDNN");
+    return named && *named ? named : LIBRARY;
+}
+
+size_t version_of(void *library) {
+    const auto version = reinterpret_cast<size_t (*)()>(dlsym(library, "cudnnGetVersion"));
+    return version ? version() : 0;
+}
+
+qe_status library_open(qe_error *error_out) {
+    static std::mutex lock;
+    const std::lock_guard<std::mutex> held(lock);
+    if (fe::cudnn_dlhandle) return QE_OK;
+    const char *name = library_name();
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *why = dlerror();
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, REMEDY_INSTALL, "attention needs cuDNN: %s",
+                            why ? why : name);
+    }
+    const size_t version = version_of(library);
+    if (version < VERSION_LEAST || version >= 100000) {
+        dlclose(library);
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, REMEDY_INSTALL,
+                            "attention needs cuDNN 9.10 or a newer 9; %s is version %zu", name, version);
+    }
+    fe::cudnn_dlhandle = library;
+    return QE_OK;
+}
+
+std::string identity_of() {
+    const size_t version = version_of(fe::cudnn_dlhandle);
+    char text[96];
+    (void)std::snprintf(text, sizeof text, "cuDNN %zu.%zu.%zu, frontend %d.%d.%d", version / 10000, version / 100 % 100,
+                        version % 100, CUDNN_FRONTEND_MAJOR_VERSION, CUDNN_FRONTEND_MINOR_VERSION,
+                        CUDNN_FRONTEND_PATCH_VERSION);
+    return text;
+}
+
+/* --- plans ------------------------------------------------------------------------------------------------------- */
+
+graph_tensor tensor(fe::graph::Graph &graph, const char *name, int64_t id, int64_t heads, const shape &of,
+                    int64_t row) {
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name(name)
+                            .set_uid(id)
+                            .set_dim({of.sequences, heads, of.sequence, of.head_dim})
+                            .set_stride({of.sequence * row, of.head_dim, row, 1}));
+}
+
+void output(const graph_tensor &made, int64_t id, int64_t heads, const shape &of, int64_t row) {
+    made->set_output(true)
+        .set_uid(id)
+        .set_dim({of.sequences, heads, of.sequence, of.head_dim})
+        .set_stride({of.sequence * row, of.head_dim, row, 1});
+}
+
+std::vector<int64_t> lse_dim(const shape &of) { return {of.sequences, of.heads, of.sequence, 1}; }
+std::vector<int64_t> lse_stride(const shape &of) { return {of.heads * of.sequence, of.sequence, 1, 1}; }
+
+float scale_of(const shape &of) { return 1.0f / std::sqrt(static_cast<float>(of.head_dim)); }
+
+void forward_describe(plan &p) {
+    const shape &of = p.of;
+    const int64_t row = of.row(), out_row = of.heads * of.head_dim;
+    const auto q = tensor(p.graph, "q", UID_Q, of.heads, of, row);
+    const auto k = tensor(p.graph, "k", UID_K, of.kv_heads, of, row);
+    const auto v = tensor(p.graph, "v", UID_V, of.kv_heads, of, row);
+    auto options = fe::graph::SDPA_attributes()
+                       .set_name("attention")
+                       .set_generate_stats(true)
+                       .set_attn_scale(scale_of(of))
+                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                       .set_diagonal_band_right_bound(0);
+    const auto made = p.graph.sdpa(q, k, v, options);
+    output(made[0], UID_OUT, of.heads, of, out_row);
+    made[1]->set_output(true)
+        .set_uid(UID_LSE)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim(lse_dim(of))
+        .set_stride(lse_stride(of));
+}
+
+void backward_describe(plan &p) {
+    const shape &of = p.of;
+    const int64_t row = of.row(), out_row = of.heads * of.head_dim;
+    const auto q = tensor(p.graph, "q", UID_Q, of.heads, of, row);
+    const auto k = tensor(p.graph, "k", UID_K, of.kv_heads, of, row);
+    const auto v = tensor(p.graph, "v", UID_V, of.kv_heads, of, row);
+    const auto out = tensor(p.graph, "out", UID_OUT, of.heads, of, out_row);
+    const auto dout = tensor(p.graph, "dout", UID_DOUT, of.heads, of, out_row);
+    const auto lse = p.graph.tensor(fe::graph::Tensor_attributes()
+                                        .set_name("lse")
+                                        .set_uid(UID_LSE)
+                                        .set_data_type(fe::DataType_t::FLOAT)
+                                        .set_dim(lse_dim(of))
+                                        .set_stride(lse_stride(of)));
+    auto options = fe::graph::SDPA_backward_attributes()
+                       .set_name("attention_backward")
+                       .set_attn_scale(scale_of(of))
+                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                       .set_diagonal_band_right_bound(0)
+                       .set_deterministic_algorithm(of.deterministic);
+    const auto made = p.graph.sdpa_backward(q, k, v, out, dout, lse, options);
+    output(made[0], UID_DQ, of.heads, of, row);
+    output(made[1], UID_DK, of.kv_heads, of, row);
+    output(made[2], UID_DV, of.kv_heads, of, row);
+}
+
+qe_status refused(const shape &of, fe::error_t why, qe_error *error_out) {
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "heads of 64 or 128 elements are supported; a newer cuDNN may take others",
+                        "cuDNN has no %s%s attention for %lld sequences of %lld, %lld/%lld heads of %lld: %s",
+                        of.backward && of.deterministic ? "deterministic " : "", of.backward ? "backward" : "forward",
+                        static_cast<long long>(of.sequences), static_cast<long long>(of.sequence),
+                        static_cast<long long>(of.heads), static_cast<long long>(of.kv_heads),
+                        static_cast<long long>(of.head_dim), why.get_message().c_str());
+}
+
+qe_status plan_build(cudnnHandle_t handle, plan &p, qe_error *error_out) {
+    p.graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    if (p.of.backward)
+        backward_describe(p);
+    else
+        forward_describe(p);
+    fe::error_t status = p.graph.validate();
+    if (status.is_good()) status = p.graph.build_operation_graph(handle);
+    if (status.is_good()) status = p.graph.create_execution_plans({fe::HeurMode_t::A});
+    if (status.is_good()) status = p.graph.check_support();
+    if (status.is_good()) status = p.graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
+    if (status.is_good()) status = p.graph.get_workspace_size(p.workspace_bytes);
+    return status.is_good() ? QE_OK : refused(p.of, status, error_out);
+}
+
+qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *error_out) {
+    void *at = nullptr;
+    if (bytes <= attention.workspace_bytes) return QE_OK;
+    attention.workspaces.reserve(attention.workspaces.size() + 1);
+    const cudaError_t status = cudaMalloc(&at, static_cast<size_t>(bytes));
+    if (status == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return qe_error_set(error_out, QE_ERROR_MEMORY,
+                            "take fewer sequences into a microbatch, shorter ones, or attention that is not "
+                            "deterministic, which needs less",
+                            "attention needs %lld MiB of workspace, which are not free",
+                            static_cast<long long>((bytes >> 20) + 1));
+    }
+    if (status != cudaSuccess) return device_error(status, "workspace of attention", error_out);
+    attention.workspaces.push_back(at);
+    attention.workspace_bytes = bytes;
+    return QE_OK;
+}
+
+qe_status execute(qe_cuda_attention &attention, const plan &p, addresses &at, cudaStream_t stream,
+                  qe_error *error_out) {
+    if (fe::detail::set_stream(attention.handle, stream) != CUDNN_STATUS_SUCCESS)
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN does not take the stream");
+    fe::error_t status = p.graph.execute(attention.handle, at, attention.workspaces.back());
+    if (status.is_good()) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
+}
+
+/* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
+qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
+    addresses at;
+    cudaGraph_t graph = nullptr;
+    for (int64_t id = UID_Q; id <= UID_DV; ++id) at[id] = attention.workspaces.back();
+    cudaError_t device = cudaStreamBeginCapture(attention.stream, cudaStreamCaptureModeRelaxed);
+    if (device != cudaSuccess) return device_error(device, "loading attention's kernels", error_out);
+    const qe_status status = execute(attention, p, at, attention.stream, error_out);
+    device = cudaStreamEndCapture(attention.stream, &graph);
+    if (graph) (void)cudaGraphDestroy(graph);
+    if (status != QE_OK) return status;
+    if (device != cudaSuccess) return device_error(device, "loading attention's kernels", error_out);
+    p.loaded = true;
+    return QE_OK;
+}
+
+plan *plan_find(const qe_cuda_attention &attention, const shape &of) {
+    for (const auto &p : attention.plans)
+        if (p->of == of) return p.get();
+    return nullptr;
+}
+
+/* --- ops --------------------------------------------------------------------------------------------------------- */
+
+shape forward_shape(const qe_args_attention &args) {
+    return {false, true, args.sequences, args.sequence, args.heads, args.kv_heads, args.head_dim};
+}
+
+shape backward_shape(const qe_args_attention_backward &args) {
+    return {true, args.deterministic != 0, args.sequences, args.sequence, args.heads, args.kv_heads, args.head_dim};
+}
+
+qe_status shape_of(const qe_op &op, shape &of, qe_error *error_out) {
+    if (op.kind == QE_OP_ATTENTION)
+        of = forward_shape(op.args.attention);
+    else if (op.kind == QE_OP_ATTENTION_BACKWARD)
+        of = backward_shape(op.args.attention_backward);
+    else
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, nullptr, "%s is not attention", qe_op_name(op.kind));
+    if (of.sequences < 1 || of.sequence < 1 || of.kv_heads < 1 || of.heads < 1 || of.heads % of.kv_heads != 0)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, nullptr,
+                            "attention over %lld sequences of %lld with %lld/%lld heads",
+                            static_cast<long long>(of.sequences), static_cast<long long>(of.sequence),
+                            static_cast<long long>(of.heads), static_cast<long long>(of.kv_heads));
+    if (of.head_dim < 8 || of.head_dim % 8 != 0 || of.head_dim > 256)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose heads of 64 or 128 elements",
+                            "cuDNN takes heads of 8 to 256 elements, a multiple of 8; not %lld",
+                            static_cast<long long>(of.head_dim));
+    return QE_OK;
+}
+
+/* The part of a packed row that begins `heads` heads behind its start, as an address that cuDNN may write. */
+void *behind(const void *packed, const shape &of, int64_t heads) {
+    constexpr int64_t bf16_bytes = 2;
+    return static_cast<char *>(const_cast<void *>(packed)) + heads * of.head_dim * bf16_bytes;
+}
+
+addresses forward_addresses(const qe_args_attention &args, const shape &of) {
+    return {{UID_Q, behind(args.qkv, of, 0)},
+            {UID_K, behind(args.qkv, of, of.heads)},
+            {UID_V, behind(args.qkv, of, of.heads + of.kv_heads)},
+            {UID_OUT, args.out},
+            {UID_LSE, args.lse}};
+}
+
+addresses backward_addresses(const qe_args_attention_backward &args, const shape &of) {
+    return {{UID_Q, behind(args.qkv, of, 0)},
+            {UID_K, behind(args.qkv, of, of.heads)},
+            {UID_V, behind(args.qkv, of, of.heads + of.kv_heads)},
+            {UID_OUT, const_cast<void *>(args.out)},
+            {UID_LSE, const_cast<float *>(args.lse)},
+            {UID_DOUT, const_cast<void *>(args.dout)},
+            {UID_DQ, behind(args.dqkv, of, 0)},
+            {UID_DK, behind(args.dqkv, of, of.heads)},
+            {UID_DV, behind(args.dqkv, of, of.heads + of.kv_heads)}};
+}
+
+qe_status prepare(qe_cuda_attention &attention, const shape &of, qe_error *error_out) {
+    plan *found = plan_find(attention, of);
+    if (!found) {
+        auto made = std::make_unique<plan>();
+        made->of = of;
+        qe_status status = plan_build(attention.handle, *made, error_out);
+        if (status == QE_OK) status = workspace_grow(attention, made->workspace_bytes, error_out);
+        if (status != QE_OK) return status;
+        attention.plans.push_back(std::move(made));
+        found = attention.plans.back().get();
+    }
+    return found->loaded ? QE_OK : plan_load(attention, *found, error_out);
+}
+
+/* Not while `stream` is captured: then what is missing is the caller's mistake. */
+qe_status prepare_late(qe_cuda_attention &attention, const shape &of, cudaStream_t stream) {
+    cudaStreamCaptureStatus capturing;
+    if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess) return QE_ERROR_DEVICE;
+    if (capturing != cudaStreamCaptureStatusNone) return QE_ERROR_ARGUMENT;
+    return prepare(attention, of, nullptr);
+}
+
+qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream) {
+    shape of;
+    qe_status status = shape_of(op, of, nullptr);
+    if (status != QE_OK) return status;
+    const plan *p = plan_find(attention, of);
+    if (!p || !p->loaded) {
+        status = prepare_late(attention, of, stream);
+        if (status != QE_OK) return status;
+        p = plan_find(attention, of);
+    }
+    addresses at = of.backward ? backward_addresses(op.args.attention_backward, of)
+                               : forward_addresses(op.args.attention, of);
+    return execute(attention, *p, at, stream, nullptr);
+}
+
+qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
+    qe_status status = library_open(error_out);
+    if (status != QE_OK) return status;
+    const cudnnStatus_t opened = fe::detail::create_handle(&attention.handle);
+    if (opened != CUDNN_STATUS_SUCCESS) {
+        attention.handle = nullptr;
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, REMEDY_INSTALL, "cuDNN does not open: %s",
+                            fe::detail::get_error_string(opened));
+    }
+    const cudaError_t device = cudaStreamCreateWithFlags(&attention.stream, cudaStreamNonBlocking);
+    if (device != cudaSuccess) return device_error(device, "a stream for attention", error_out);
+    attention.identity = identity_of();
+    return workspace_grow(attention, WORKSPACE_FIRST_BYTES, error_out);
+}
+
+} // namespace
+
+qe_status qe_cuda_attention_create(qe_cuda_attention **attention_out, qe_error *error_out) {
+    return guarded(error_out, [&] {
+        auto *attention = new qe_cuda_attention();
+        const qe_status status = guarded(error_out, [&] { return open(*attention, error_out); });
+        if (status == QE_OK)
+            *attention_out = attention;
+        else
+            qe_cuda_attention_destroy(attention);
+        return status;
+    });
+}
+
+void qe_cuda_attention_destroy(qe_cuda_attention *attention) {
+    if (!attention) return;
+    (void)guarded(nullptr, [&] {
+        attention->plans.clear();
+        if (attention->handle) (void)fe::detail::destroy_handle(attention->handle);
+        if (attention->stream) (void)cudaStreamDestroy(attention->stream);
+        for (void *at : attention->workspaces) (void)cudaFree(at);
+        return QE_OK;
+    });
+    delete attention;
+}
+
+qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, qe_error *error_out) {
+    return guarded(error_out, [&] {
+        shape of;
+        const qe_status status = shape_of(*op, of, error_out);
+        return status == QE_OK ? prepare(*attention, of, error_out) : status;
+    });
+}
+
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream) {
+    return guarded(nullptr, [&] { return run(*attention, *op, stream); });
+}
+
+const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) { return attention->identity.c_str(); }

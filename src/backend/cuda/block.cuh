@@ -1,0 +1,73 @@
+/* block.cuh - what every launcher of this room needs: a launch that says whether it was accepted, sums and maxima over
+ * a block in an order that depends on the number of threads alone, bf16 pairs. */
+#ifndef QE_CUDA_BLOCK_CUH
+#define QE_CUDA_BLOCK_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "qeffect/status.h"
+
+constexpr uint32_t QE_CUDA_WARP = 32, QE_CUDA_WARPS_MAX = 32;
+
+/* The launch's own verdict: a look at the last error could show another thread's. */
+template <typename... Parameters, typename... Given>
+static inline qe_status qe_cuda_launch(void (*kernel)(Parameters...), dim3 blocks, uint32_t threads,
+                                       size_t shared_bytes, cudaStream_t stream, Given... given) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(given)...) == cudaSuccess ? QE_OK
+                                                                                                 : QE_ERROR_DEVICE;
+}
+
+static inline int qe_cuda_is_aligned(const void *address, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+static inline uint64_t qe_cuda_pieces(uint64_t count, uint64_t size) {
+    return (count + size - 1) / size;
+}
+
+/* Whole warps, at least one and at most `most` threads. */
+static inline uint32_t qe_cuda_threads(uint64_t wanted, uint32_t most) {
+    const uint64_t whole = qe_cuda_pieces(wanted ? wanted : 1, QE_CUDA_WARP) * QE_CUDA_WARP;
+    return whole < most ? static_cast<uint32_t>(whole) : most;
+}
+
+__device__ __forceinline__ float qe_bf16_low(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+
+__device__ __forceinline__ float qe_bf16_high(uint32_t pair) {
+    return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+__device__ __forceinline__ uint32_t qe_bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+/* Sum over the block, the same value in every thread: lanes by halves, then warps by halves.
+ * Requires: all threads take part; whole warps. */
+__device__ __forceinline__ double qe_block_sum(double value) {
+    __shared__ double of_warp[QE_CUDA_WARPS_MAX];
+    for (uint32_t half = QE_CUDA_WARP / 2; half > 0; half /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, half);
+    const uint32_t lane = threadIdx.x % QE_CUDA_WARP, warps = blockDim.x / QE_CUDA_WARP;
+    __syncthreads(); /* an earlier sum may still be read */
+    if (lane == 0) of_warp[threadIdx.x / QE_CUDA_WARP] = value;
+    __syncthreads();
+    value = lane < warps ? of_warp[lane] : 0.0;
+    for (uint32_t half = QE_CUDA_WARP / 2; half > 0; half /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, half);
+    return value;
+}
+
+/* Past the first cache: a kernel on another stream may have written it just now. */
+__device__ __forceinline__ uint64_t qe_word_now(const uint64_t *word) {
+    return *reinterpret_cast<const volatile uint64_t *>(word);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* choices.h - the text of a file of choices, apart from devices. A first line that says what it is, then one choice a
+ * line, fields apart by tabs:
+ *
+ *   qeffect choices 1
+ *   cuBLASLt 13.1.0 <tab> NVIDIA H200 <tab> linear m2048 ... <tab> workspace bytes <tab> eight hexadecimal words
+ *
+ * The words mean something to that library on that device only. */
+#ifndef QE_CUDA_CHOICES_H
+#define QE_CUDA_CHOICES_H
+
+#include "backend/cuda/products.h"
+
+enum { QE_CHOICE_LINE_BYTES = 512 }; /* names of devices are up to 256 long */
+
+/* What a choice was made with. Neither holds a tab or a line end. */
+typedef struct qe_choice_maker {
+    const char *library, *device;
+} qe_choice_maker;
+
+/* The line, its end included. */
+void qe_choice_format(const qe_choice_maker *maker, const qe_cuda_choice *choice, char line[QE_CHOICE_LINE_BYTES]);
+/* Requires:   line has no line end; it is cut into pieces.
+ * On failure: QE_ERROR_CONFIG: malformed; QE_ERROR_UNSUPPORTED: made with another library or device. */
+qe_status qe_choice_parse(const qe_choice_maker *maker, char *line, qe_cuda_choice *choice_out, qe_error *error_out);
+/* All lines of an open file, in order. `take` gets each choice; its first failure ends it.
+ * On failure: as qe_choice_parse and `take`, with the line in error_out; QE_ERROR_IO. */
+qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
+                          qe_status (*take)(void *context, const qe_cuda_choice *choice, qe_error *error_out),
+                          void *context, qe_error *error_out);
+/* gemm.c: forgets all choices but the first `count`. Requires: nothing runs that they chose for. */
+void qe_cuda_gemm_keep(qe_cuda_gemm *gemm, uint32_t count);
+
+#endif

@@ -1,0 +1,33 @@
+# The cuda backend: built when the CUDA 13 toolkit is there (or asked for with -DQE_CUDA=ON). It needs no GPU to build.
+# cuBLASLt is linked; cuDNN is loaded at run time, its headers and cudnn-frontend's are found or fetched by
+# tools/cuda_deps.sh.
+find_program(QE_NVCC nvcc HINTS /usr/local/cuda/bin)
+if(QE_NVCC)
+  set(QE_CUDA_FOUND ON)
+else()
+  set(QE_CUDA_FOUND OFF)
+endif()
+option(QE_CUDA "the cuda backend" OFF)
+if(NOT QE_CUDA)
+  return()
+endif()
+if(NOT QE_NVCC)
+  message(FATAL_ERROR "QE_CUDA is ON and nvcc is not to be found: install the CUDA 13 toolkit, or configure without it")
+endif()
+set(CMAKE_CUDA_COMPILER ${QE_NVCC})
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+enable_language(CUDA CXX)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CXX_STANDARD 17)
+find_package(CUDAToolkit 13 REQUIRED)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.c ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.cu
+     ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.cpp)
+add_library(qeffect_cuda STATIC ${cuda_sources})
+set_target_properties(qeffect_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+# --fmad=false: a multiply-add is fused only where the source says so, as on the host.
+target_compile_options(qeffect_cuda PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a;--fmad=false;-lineinfo;-Xcompiler=-Wall,-Wextra>")
+target_include_directories(qeffect_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(qeffect_cuda PUBLIC qeffect qeffect_local PRIVATE CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS} rt)
+include(${CMAKE_SOURCE_DIR}/src/backend/cuda/cudnn.cmake)

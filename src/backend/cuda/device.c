@@ -1,0 +1,211 @@
+/* device.c - the device: its life, its memory, its tables. */
+#include "backend/cuda/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/assert.h"
+
+enum {
+    COMPUTE_CAPABILITY_MIN = 90, /* FP8 matrix products need Ada (89); these kernels are compiled for Hopper */
+    RUNTIME_MIN = 13000,
+};
+
+qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
+    if (code == cudaSuccess) return QE_OK;
+    (void)cudaGetLastError(); /* the sticky copy has been told */
+    if (code == cudaErrorMemoryAllocation)
+        return qe_error_set(error_out, QE_ERROR_MEMORY,
+                            "use fewer live microbatches, a shorter sequence, fewer layers or another GPU",
+                            "%s: the device has no memory for it", what);
+    return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s: %s", what, cudaGetErrorString(code));
+}
+
+static qe_status driver_check(qe_error *error_out) {
+    int driver = 0, count = 0;
+    cudaError_t code = cudaDriverGetVersion(&driver);
+    if (code == cudaSuccess && driver < RUNTIME_MIN && driver > 0)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "update the NVIDIA driver to 580 or newer",
+                            "the driver speaks CUDA %d.%d, this build needs %d.%d", driver / 1000, driver % 1000 / 10,
+                            RUNTIME_MIN / 1000, RUNTIME_MIN % 1000 / 10);
+    code = cudaGetDeviceCount(&count);
+    (void)cudaGetLastError();
+    if (code == cudaSuccess && count > 0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use --device host, or a machine with an NVIDIA GPU",
+                        "no GPU is to be had: %s", code == cudaSuccess ? "there is none" : cudaGetErrorString(code));
+}
+
+static qe_status capability_check(const struct cudaDeviceProp *properties, qe_error *error_out) {
+    int capability = properties->major * 10 + properties->minor;
+    if (capability == COMPUTE_CAPABILITY_MIN) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use a Hopper GPU (H100, H200) or --device host",
+                        "%s has compute capability %d.%d; the kernels are built for %d.%d", properties->name,
+                        properties->major, properties->minor, COMPUTE_CAPABILITY_MIN / 10,
+                        COMPUTE_CAPABILITY_MIN % 10);
+}
+
+static qe_status device_fill(qe_device *device, qe_error *error_out) {
+    struct cudaDeviceProp properties;
+    QE_TRY(qe_cuda_check(cudaGetDevice(&device->ordinal), "the current device", error_out));
+    QE_TRY(qe_cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "properties of the GPU", error_out));
+    QE_TRY(capability_check(&properties, error_out));
+    QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->aside, cudaStreamNonBlocking), "a stream", error_out));
+    QE_TRY(qe_cuda_gemm_create(&device->gemm, error_out));
+    QE_TRY(qe_cuda_attention_create(&device->attention, error_out));
+    snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.30s", properties.name,
+             qe_cuda_gemm_identity(device->gemm), qe_cuda_attention_identity(device->attention));
+    return QE_OK;
+}
+
+static void cuda_close(qe_device *device) {
+    if (device == NULL) return;
+    QE_ASSERT(device->streams == 0);
+    qe_cuda_timeline_destroy(device->timeline);
+    qe_cuda_gemm_destroy(device->gemm);
+    qe_cuda_attention_destroy(device->attention);
+    if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
+    qe_order_destroy(device->order);
+    qe_cuda_declarations_free(device);
+    pthread_mutex_destroy(&device->lock);
+    free(device);
+}
+
+static qe_status cuda_open(qe_device **device_out, qe_error *error_out) {
+    QE_TRY(driver_check(error_out));
+    qe_device *device = calloc(1, sizeof *device);
+    if (device == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a device");
+    pthread_mutex_init(&device->lock, NULL);
+    qe_status status = device_fill(device, error_out);
+    if (status != QE_OK) {
+        cuda_close(device);
+        return status;
+    }
+    *device_out = device;
+    return QE_OK;
+}
+
+static const char *cuda_identity(const qe_device *device) {
+    return device->identity;
+}
+
+/* Says how much was wanted: the sum of what fits is for the plan to know. */
+static qe_status cuda_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
+    void *address = NULL;
+    size_t free_bytes = 0, total_bytes = 0, wanted = bytes > 0 ? bytes : QE_ALIGN_BYTES;
+    cudaError_t code = cudaMalloc(&address, wanted);
+    if (code == cudaSuccess) code = cudaMemset(address, 0, wanted);
+    if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+        (void)cudaGetLastError();
+        return qe_error_set(error_out, QE_ERROR_MEMORY,
+                            "lower pipeline.microbatches that are live, train.sequences, model.sequence or model.layers",
+                            "%zu bytes more are needed, %zu of %zu are free", bytes, free_bytes, total_bytes);
+    }
+    QE_TRY(qe_cuda_check(code, "an allocation", error_out));
+    device->taken_bytes += bytes;
+    device->allocations++;
+    *address_out = address;
+    return QE_OK;
+}
+
+static void cuda_release(qe_device *device, void *address) {
+    (void)device;
+    (void)cudaFree(address);
+}
+
+static qe_status cuda_host_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
+    void *address = NULL;
+    (void)device;
+    QE_TRY(qe_cuda_check(cudaHostAlloc(&address, bytes > 0 ? bytes : QE_ALIGN_BYTES, cudaHostAllocPortable),
+                         "page-locked memory", error_out));
+    memset(address, 0, bytes);
+    *address_out = address;
+    return QE_OK;
+}
+
+static void cuda_host_release(qe_device *device, void *address) {
+    (void)device;
+    (void)cudaFreeHost(address);
+}
+
+static qe_status cuda_copy(qe_device *device, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                           const char *what, qe_error *error_out) {
+    if (bytes == 0) return QE_OK;
+    cudaError_t code = cudaMemcpyAsync(to, from, bytes, kind, device->aside);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(device->aside);
+    return qe_cuda_check(code, what, error_out);
+}
+
+static qe_status cuda_write(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out) {
+    QE_TRY(qe_cuda_watch_host(device, to, bytes, 1));
+    return cuda_copy(device, to, from_host, bytes, cudaMemcpyHostToDevice, "a write by the host", error_out);
+}
+
+static qe_status cuda_read(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out) {
+    QE_TRY(qe_cuda_watch_host(device, (void *)(uintptr_t)from, bytes, 0));
+    return cuda_copy(device, to_host, from, bytes, cudaMemcpyDeviceToHost, "a read by the host", error_out);
+}
+
+static qe_status cuda_run(qe_device *device, const qe_op *op, qe_error *error_out) {
+    QE_TRY(qe_cuda_op_prepare(device, op, error_out));
+    qe_status status = qe_cuda_op_queue(device, op, device->aside);
+    if (status != QE_OK) {
+        if (error_out != NULL) *error_out = device->failure;
+        device->failure.status = QE_OK;
+        return status;
+    }
+    return qe_cuda_check(cudaStreamSynchronize(device->aside), qe_op_name(op->kind), error_out);
+}
+
+qe_status qe_cuda_configure(qe_device *device, const qe_cuda_options *options, qe_error *error_out) {
+    device->tune = options->tune || options->choices_path != NULL;
+    device->nvtx = options->nvtx;
+    device->choices_path = options->choices_path;
+    device->honours = options->honour;
+    device->delay_max_ns = options->delay_max_ns;
+    device->delay_state = options->delay_seed;
+    if (options->watch && device->order == NULL) QE_TRY(qe_order_create(&device->order, error_out));
+    if (options->timeline_path != NULL)
+        QE_TRY(qe_cuda_timeline_create(options->timeline_path, &device->timeline, error_out));
+    if (options->choices_path == NULL || (!options->honour && access(options->choices_path, F_OK) != 0)) return QE_OK;
+    return qe_cuda_choices_read(device->gemm, options->choices_path, error_out);
+}
+
+qe_cuda_memory qe_cuda_memory_of(qe_device *device) {
+    qe_cuda_memory memory = {.taken_bytes = device->taken_bytes, .allocations = device->allocations};
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+        memory.free_bytes = free_bytes;
+        memory.total_bytes = total_bytes;
+    }
+    return memory;
+}
+
+const qe_backend *qe_cuda_backend(void) {
+    static const qe_memory_ops memory = {
+        .size = sizeof(qe_memory_ops),
+        .alloc = cuda_alloc,
+        .release = cuda_release,
+        .host_alloc = cuda_host_alloc,
+        .host_release = cuda_host_release,
+        .write = cuda_write,
+        .read = cuda_read,
+    };
+    static const qe_backend backend = {
+        .size = sizeof(qe_backend),
+        .name = "cuda",
+        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES},
+        .open = cuda_open,
+        .close = cuda_close,
+        .identity = cuda_identity,
+        .memory = &memory,
+        .stream = &qe_cuda_streams,
+        .graph = &qe_cuda_graphs,
+        .run = cuda_run,
+        .prepare = qe_cuda_op_prepare,
+        .breach = qe_cuda_breach,
+        .declare = qe_cuda_declare,
+    };
+    return &backend;
+}

@@ -1,0 +1,114 @@
+/* device.h - inside of the cuda backend: what a device, a stream, an event and a graph are. */
+#ifndef QE_CUDA_DEVICE_H
+#define QE_CUDA_DEVICE_H
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/products.h"
+#include "qeffect/cuda.h"
+#include "qeffect/limits.h"
+#include "qeffect/order.h"
+
+typedef struct cuda_declaration cuda_declaration;
+
+struct qe_device {
+    int ordinal;
+    qe_cuda_gemm *gemm;
+    qe_cuda_attention *attention; /* NULL until attention is prepared */
+    cudaStream_t aside; /* for ops that run at once */
+    pthread_mutex_t lock;
+    /* What ops may touch, by the address of the op (declare.c). */
+    cuda_declaration **declarations;
+    uint64_t declaration_count, declaration_capacity;
+    int tune, nvtx, honours; /* honours: no shape is chosen beyond what the file says */
+    const char *choices_path;
+    struct cuda_timeline *timeline; /* NULL: none is kept */
+    qe_order *order; /* what streams were really given; NULL: nobody watches */
+    qe_breach breach; /* the first that was found */
+    int breached;
+    uint64_t delay_max_ns, delay_state;
+    uint64_t taken_bytes, allocations;
+    struct qe_graph *recording; /* one at a time: a rank captures on its own thread */
+    uint32_t streams;
+    char identity[160];
+    qe_error failure; /* of the first op that could not be queued since the last sync */
+};
+
+struct qe_stream {
+    qe_device *device;
+    cudaStream_t stream;
+    char name[QE_NAME_BYTES];
+    uint32_t place; /* in device->order */
+    int transfers; /* has sent or received since the last sync */
+    const int *aborted; /* of the transport it went through; NULL: none */
+};
+
+struct qe_event {
+    qe_device *device;
+    cudaEvent_t event;
+    uint32_t place; /* in device->order */
+};
+
+/* A node of a captured graph and the op that made it. */
+typedef struct cuda_claim {
+    cudaGraphNode_t node;
+    const qe_op *op;
+} cuda_claim;
+
+struct qe_graph {
+    qe_device *device;
+    qe_stream *origin;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cuda_claim *claims; /* while it is recorded and judged */
+    uint64_t claim_count, claim_capacity;
+    uint32_t ops;
+    qe_range *touched; /* what its ops touch, all together: for device->order */
+    size_t touched_count;
+    qe_status failure; /* the recording is invalid */
+    qe_graph_info info;
+};
+
+extern const qe_stream_ops qe_cuda_streams;
+extern const qe_graph_ops qe_cuda_graphs;
+
+/* Turns a code of the runtime into an error in words; cudaSuccess is QE_OK. */
+qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out);
+
+/* run.c: queues an op. On failure QE_ERROR_DEVICE and device->failure says what. */
+qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream);
+qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out);
+
+/* world.c: one end of a message. *aborted_out: the word that says whether the transport was aborted. */
+qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, qe_error *error_out);
+qe_status qe_cuda_channel_queue(qe_channel *channel, qe_op_kind kind, void *at, uint64_t bytes, cudaStream_t stream,
+                                const int **aborted_out);
+
+/* timeline.c: marks around what a stream is given. Nothing happens without a timeline, or while a graph is recorded. */
+typedef struct cuda_timeline cuda_timeline;
+qe_status qe_cuda_timeline_create(const char *path, cuda_timeline **timeline_out, qe_error *error_out);
+/* Writes the file. Requires: the streams are idle. */
+void qe_cuda_timeline_destroy(cuda_timeline *timeline);
+void qe_cuda_timeline_begin(cuda_timeline *timeline, const char *name, const char *stream_name, cudaStream_t stream);
+void qe_cuda_timeline_end(cuda_timeline *timeline, cudaStream_t stream);
+
+/* watch.c: tells device->order, where somebody watches; while a graph is recorded nothing runs, so nothing is told. */
+qe_status qe_cuda_watch_op(qe_device *device, uint32_t stream, const qe_op *op);
+qe_status qe_cuda_watch_launch(const qe_graph *graph, uint32_t stream);
+qe_status qe_cuda_watch_host(qe_device *device, void *at, size_t bytes, int write);
+/* Collects what the ops of a recorded graph touch. */
+qe_status qe_cuda_watch_graph(qe_graph *graph, qe_error *error_out);
+int qe_cuda_breach(qe_device *device, qe_breach *breach_out);
+
+/* declare.c */
+qe_status qe_cuda_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
+                          qe_error *error_out);
+const qe_range *qe_cuda_declared(const qe_device *device, const qe_op *op, size_t *count_out);
+void qe_cuda_declarations_free(qe_device *device);
+
+/* claims.c: around the submission of an op while a stream is captured; and the judgement of the whole graph. */
+qe_status qe_cuda_claim(qe_graph *graph, const qe_op *op);
+qe_status qe_cuda_graph_judge(const qe_graph *graph, qe_error *error_out);
+
+#endif

@@ -1,0 +1,114 @@
+/* graph.c - stream capture, judged before it may run. */
+#include <stdlib.h>
+#include "backend/cuda/device.h"
+#include "base/assert.h"
+
+static void graph_free(qe_graph *graph) {
+    if (graph == NULL) return;
+    if (graph->executable != NULL) (void)cudaGraphExecDestroy(graph->executable);
+    if (graph->graph != NULL) (void)cudaGraphDestroy(graph->graph);
+    free(graph->claims);
+    free(graph->touched);
+    free(graph);
+}
+
+static qe_status graph_begin(qe_stream *stream, qe_error *error_out) {
+    qe_device *device = stream->device;
+    if (device->recording != NULL)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "the device records already");
+    qe_graph *graph = calloc(1, sizeof *graph);
+    if (graph == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a graph");
+    /* Thread-local: what other ranks' threads do with their devices does not concern this capture. */
+    qe_status status = qe_cuda_check(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal),
+                                     "the beginning of a capture", error_out);
+    if (status != QE_OK) {
+        graph_free(graph);
+        return status;
+    }
+    graph->device = device;
+    graph->origin = stream;
+    device->recording = graph;
+    return QE_OK;
+}
+
+/* Stops the capture; the runtime gives the graph, or nothing where the capture is invalid. */
+static cudaError_t capture_stop(qe_graph *graph) {
+    graph->device->recording = NULL;
+    return cudaStreamEndCapture(graph->origin->stream, &graph->graph);
+}
+
+static void graph_abandon(qe_stream *stream) {
+    qe_graph *graph = stream->device->recording;
+    if (graph == NULL) return;
+    (void)capture_stop(graph);
+    (void)cudaGetLastError();
+    stream->device->failure.status = QE_OK;
+    graph_free(graph);
+}
+
+/* Memory that instantiation takes is seen as what is missing afterwards; the driver gives it out in large pieces, so
+ * small graphs may show none. */
+static qe_status instantiate(qe_graph *graph, qe_error *error_out) {
+    size_t before = 0, after = 0, total = 0;
+    (void)cudaMemGetInfo(&before, &total);
+    QE_TRY(qe_cuda_check(cudaGraphInstantiate(&graph->executable, graph->graph, 0), "instantiating a graph",
+                         error_out));
+    QE_TRY(qe_cuda_check(cudaGraphUpload(graph->executable, graph->device->aside), "uploading a graph", error_out));
+    QE_TRY(qe_cuda_check(cudaStreamSynchronize(graph->device->aside), "uploading a graph", error_out));
+    (void)cudaMemGetInfo(&after, &total);
+    graph->info = (qe_graph_info){.ops = graph->ops, .lanes = 1, .bytes = before > after ? before - after : 0};
+    return QE_OK;
+}
+
+static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *error_out) {
+    qe_device *device = stream->device;
+    qe_graph *graph = device->recording;
+    if (graph == NULL || graph->origin != stream)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream '%s' began no recording", stream->name);
+    qe_status status = qe_cuda_check(capture_stop(graph), "the end of a capture", error_out);
+    if (status == QE_ERROR_DEVICE && error_out != NULL) status = error_out->status = QE_ERROR_ARGUMENT;
+    if (status == QE_OK && graph->failure != QE_OK)
+        status = qe_error_set(error_out, graph->failure, NULL, "an op could not be recorded");
+    if (status == QE_OK) status = qe_cuda_graph_judge(graph, error_out);
+    if (status == QE_OK) status = qe_cuda_watch_graph(graph, error_out);
+    if (status == QE_OK) status = instantiate(graph, error_out);
+    if (status != QE_OK) {
+        device->failure.status = QE_OK;
+        graph_free(graph);
+        return status;
+    }
+    free(graph->claims);
+    graph->claims = NULL;
+    *graph_out = graph;
+    return QE_OK;
+}
+
+static qe_status graph_launch(qe_graph *graph, qe_stream *stream) {
+    if (graph->device != stream->device) return QE_ERROR_ARGUMENT;
+    QE_TRY(qe_cuda_watch_launch(graph, stream->place));
+    cuda_timeline *timeline = graph->device->timeline;
+    if (timeline != NULL) qe_cuda_timeline_begin(timeline, "graph", stream->name, stream->stream);
+    cudaError_t code = cudaGraphLaunch(graph->executable, stream->stream);
+    if (timeline != NULL) qe_cuda_timeline_end(timeline, stream->stream);
+    if (code == cudaSuccess) return QE_OK;
+    qe_error ignored, *to = graph->device->failure.status == QE_OK ? &graph->device->failure : &ignored;
+    return qe_cuda_check(code, "the launch of a graph", to);
+}
+
+static void graph_destroy(qe_graph *graph) {
+    graph_free(graph);
+}
+
+static qe_graph_info graph_info(const qe_graph *graph) {
+    return graph->info;
+}
+
+const qe_graph_ops qe_cuda_graphs = {
+    .size = sizeof(qe_graph_ops),
+    .begin = graph_begin,
+    .end = graph_end,
+    .abandon = graph_abandon,
+    .launch = graph_launch,
+    .destroy = graph_destroy,
+    .info = graph_info,
+};

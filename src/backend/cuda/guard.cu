@@ -1,0 +1,64 @@
+/* guard.cu - the device moment: witness words of slots rise, guards look at witness words, tests delay a stream. All
+ * three are a single block whose time is its latency: two loads in a row for a guard. */
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/block.cuh"
+
+namespace {
+
+constexpr uint32_t GUARD_THREADS_MAX = 1024;
+
+/* A word may be given twice; then it rises twice. */
+__global__ void stamp_words(const __grid_constant__ qe_args_stamp args) {
+    if (threadIdx.x < args.count)
+        atomicAdd(reinterpret_cast<unsigned long long *>(args.words[threadIdx.x]), 1ull);
+}
+
+/* The first guard that fires keeps the fault, whatever runs beside it: only who turns `fired` from 0 to 1 writes. */
+__device__ void fault_keep(const qe_args_guard &args, uint32_t entry, uint64_t found) {
+    qe_guard_fault *fault = args.fault;
+    if (atomicCAS(reinterpret_cast<unsigned long long *>(&fault->fired), 0ull, 1ull) != 0ull) return;
+    fault->launch = *args.launch;
+    fault->entry = args.first_entry + entry;
+    fault->expected = args.expected[entry];
+    fault->found = found;
+}
+
+__global__ void guard_words(const __grid_constant__ qe_args_guard args) {
+    __shared__ uint32_t first_wrong;
+    uint32_t wrong = UINT32_MAX;
+    uint64_t found = 0;
+    for (uint32_t i = threadIdx.x; i < args.count && wrong == UINT32_MAX; i += blockDim.x) {
+        const uint64_t expected = args.expected[i];
+        found = qe_word_now(args.words[i]);
+        if (found != expected) wrong = i;
+    }
+    if (!__syncthreads_or(wrong != UINT32_MAX)) return;
+    if (threadIdx.x == 0) first_wrong = UINT32_MAX;
+    __syncthreads();
+    atomicMin(&first_wrong, wrong);
+    __syncthreads();
+    if (wrong == first_wrong) fault_keep(args, wrong, found);
+}
+
+/* The timer of the whole chip: the clock of a multiprocessor changes its rate. */
+__global__ void delay_for(uint64_t nanoseconds) {
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - begin < nanoseconds);
+}
+
+} // namespace
+
+qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream) {
+    return qe_cuda_launch(stamp_words, 1, QE_CUDA_WARP, 0, stream, *args);
+}
+
+qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream) {
+    if (args->count == 0) return QE_OK;
+    return qe_cuda_launch(guard_words, 1, qe_cuda_threads(args->count, GUARD_THREADS_MAX), 0, stream, *args);
+}
+
+qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream) {
+    return qe_cuda_launch(delay_for, 1, 1, 0, stream, nanoseconds);
+}

@@ -1,0 +1,48 @@
+/* launch.cuh - one way to launch a kernel: every kernel takes one structure by value. */
+#ifndef QE_CUDA_LAUNCH_CUH
+#define QE_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "qeffect/status.h"
+
+enum { LAUNCH_SHARED_STATIC = 48 * 1024 }; /* more shared memory than this has to be asked for */
+
+/* cluster: blocks along x that share their memory, 1 for none; grid.x is a multiple of it. */
+template <typename Job>
+static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32_t cluster, size_t shared_bytes,
+                        cudaStream_t stream, const Job &job) {
+    if (grid.x == 0 || grid.y == 0) return QE_OK;
+    if (shared_bytes > LAUNCH_SHARED_STATIC &&
+        cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes)) != cudaSuccess)
+        return QE_ERROR_DEVICE;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, job) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+}
+
+#define LAUNCH_TRY(call)                                          \
+    do {                                                          \
+        const qe_status launch_status = (call);                   \
+        if (launch_status != QE_OK) return launch_status;         \
+    } while (0)
+
+static inline uint32_t pieces_of(uint64_t count, uint64_t piece) {
+    return static_cast<uint32_t>((count + piece - 1) / piece);
+}
+
+static inline bool is_aligned(const void *at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
+
+#endif

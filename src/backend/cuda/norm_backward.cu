@@ -1,0 +1,334 @@
+/* norm_backward.cu - RMSNorm backward: m = sum((dy*gain)*x) * rstd / hidden,
+ * dx = residual + rstd * (dy*gain - (x*rstd)*m), gain_grad (+)= sum over rows of dy * (x*rstd).
+ *
+ * dx is an activation: it is rounded to bf16, and what is quantized is that bf16 value, so this op has the bits of a
+ * norm backward and a quantize after each other. A cluster keeps 32 rows in registers between the sum and dx: every
+ * input is read once. The gain's gradient: a thread adds its rows in order (fused multiply-add), threads of a column are
+ * added as a tree; one partial sum per cluster; then partials in the order that partials_kernel says. */
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/row_sums.cuh"
+#include "backend/cuda/sink.cuh"
+
+struct norm_backward_job {
+    const uint16_t *dy, *x;   /* [rows, hidden] bf16 */
+    const float *rstd, *gain; /* [rows], [hidden] */
+    const uint16_t *residual; /* [rows, hidden] bf16; NULL: none; may be dx */
+    uint16_t *dx;             /* [rows, hidden] bf16 */
+    float *partials;          /* [gridDim.y, hidden]; NULL: no gradient of the gain */
+    uint32_t first_group;     /* of 32 rows: this launch begins there */
+    code_planes planes;       /* rows and hidden stand here */
+    scaling scale;
+    tensor_words words;
+};
+
+/* What a thread holds of ROWS rows and eight columns. */
+template <int ROWS> struct backward_rows {
+    uint4 dy[ROWS], x[ROWS], residual[ROWS];
+    uint32_t first, column;
+    bool inside;
+};
+
+template <int ROWS> static METHOD void backward_load(const norm_backward_job &job, backward_rows<ROWS> &rows) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const bool load = rows.inside && rows.first + i < job.planes.rows;
+        const size_t at = static_cast<size_t>(rows.first + i) * job.planes.columns + rows.column;
+        rows.x[i] = load ? load_once(job.x + at) : zero;
+        rows.dy[i] = load ? load_once(job.dy + at) : zero;
+    }
+}
+
+template <int ROWS> static METHOD void backward_load_residual(const norm_backward_job &job, backward_rows<ROWS> &rows) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const bool load = job.residual && rows.inside && rows.first + i < job.planes.rows;
+        const size_t at = static_cast<size_t>(rows.first + i) * job.planes.columns + rows.column;
+        rows.residual[i] = load ? load_once(job.residual + at) : zero;
+    }
+}
+
+/* sum over eight columns of (dy*gain)*x. */
+DEVICE float backward_dot(const float *dy, const float *x, const float *gain) {
+    float sum = mul(mul(dy[0], gain[0]), x[0]);
+#pragma unroll
+    for (int k = 1; k < 8; ++k) sum = fused(mul(dy[k], gain[k]), x[k], sum);
+    return sum;
+}
+
+DEVICE float backward_value(float dy, float x, float gain, float rstd, float mean) {
+    return mul(rstd, sub(mul(dy, gain), mul(mul(x, rstd), mean)));
+}
+
+/* dx of one row; the gain's part is added up. Returns dx as bf16. */
+DEVICE uint4 backward_row(bool has_residual, uint4 raw_dy, uint4 raw_x, uint4 raw_residual, const float *gain, float rstd,
+                          float mean, float *gain_sums) {
+    float dy[8], x[8], v[8];
+    unpack8(raw_dy, dy);
+    unpack8(raw_x, x);
+    unpack8(raw_residual, v);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        gain_sums[k] = fused(dy[k], mul(x[k], rstd), gain_sums[k]);
+        const float own = backward_value(dy[k], x[k], gain[k], rstd, mean);
+        v[k] = has_residual ? add(v[k], own) : own;
+    }
+    return pack8(v);
+}
+
+/* dx and codes of one thread's rows. rstd, mean: lane i has those of row i of the 32. Returns the amax. */
+template <int FORMAT, int ROWS>
+static METHOD float backward_store(const norm_backward_job &job, const backward_rows<ROWS> &rows, const float *gain,
+                                   float rstd_of_lane, float mean_of_lane, float scale, float *gain_sums) {
+    const uint32_t within = threadIdx.x % WARP / ROWS * ROWS;
+    float amax = 0.0f;
+    column_codes<ROWS> columns;
+#pragma unroll
+    for (int group = 0; group < ROWS / 4; ++group) {
+        uint32_t four[4][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = group * 4 + i;
+            const float rstd = shuffle(rstd_of_lane, within + at), mean = shuffle(mean_of_lane, within + at);
+            const uint4 words = backward_row(job.residual != nullptr, rows.dy[at], rows.x[at], rows.residual[at], gain,
+                                             rstd, mean, gain_sums);
+            const uint32_t row = rows.first + at;
+            const bool store = rows.inside && row < job.planes.rows;
+            if (store)
+                *reinterpret_cast<uint4 *>(job.dx + static_cast<size_t>(row) * job.planes.columns + rows.column) = words;
+            if constexpr (FORMAT == FORMAT_NONE) continue;
+            float v[8];
+            unpack8(words, v);
+            if (store) amax = amax_of8(amax, v);
+            four[i][0] = encode4<FORMAT>(v, scale);
+            four[i][1] = encode4<FORMAT>(v + 4, scale);
+            if (store && job.planes.by_rows) store_row_codes(job.planes, row, rows.column, four[i]);
+        }
+        if (FORMAT != FORMAT_NONE) columns.put(group, four);
+    }
+    if (FORMAT != FORMAT_NONE && rows.inside && rows.first < job.planes.rows && job.planes.by_columns)
+        columns.store(job.planes, rows.first, rows.column);
+    return amax;
+}
+
+/* The sums of the threads that stand below each other in a warp; each then stores some of the eight columns. */
+template <int ROWS>
+static METHOD void backward_store_gain(const norm_backward_job &job, uint32_t column, bool inside, float *sums) {
+    const uint32_t lane = threadIdx.x % WARP, deep = lane / ROWS;
+    const int BELOW = WARP / ROWS; /* 2, 4 or 8 threads */
+#pragma unroll
+    for (int step = 1, width = 4; step < BELOW; step *= 2, width /= 2) {
+        const bool upper = deep & step;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i >= width) continue;
+            const float keep = upper ? sums[i + width] : sums[i];
+            const float give = upper ? sums[i] : sums[i + width];
+            sums[i] = add(keep, shuffle_xor(give, step * ROWS));
+        }
+    }
+    if (!inside) return;
+    uint32_t from = 0;
+#pragma unroll
+    for (int step = 1, width = 4; step < BELOW; step *= 2, width /= 2) from += deep & step ? width : 0;
+    float *at = job.partials + static_cast<size_t>(blockIdx.y) * job.planes.columns + column + from;
+#pragma unroll
+    for (int i = 0; i < 8 / BELOW; ++i) at[i] = sums[i];
+}
+
+template <int FORMAT, int ROWS>
+KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32) norm_backward_kernel(const __grid_constant__ norm_backward_job job) {
+    row_shared &shared = shared_object<row_shared>();
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, hidden = job.planes.columns;
+    const uint32_t group = job.first_group + blockIdx.y, row = group * CLUSTER_ROWS + lane;
+    backward_rows<ROWS> rows;
+    rows.column = (blockIdx.x * (blockDim.x / WARP) + warp) * (ROWS * 8) + lane % ROWS * 8;
+    rows.first = group * CLUSTER_ROWS + lane / ROWS * ROWS;
+    rows.inside = rows.column < hidden;
+    row_sums_begin(shared);
+    backward_load(job, rows);
+    const float scale = FORMAT == FORMAT_NONE ? 1.0f : scale_of(job.scale);
+    const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
+    const float rstd = row < job.planes.rows ? __ldg(job.rstd + row) : 0.0f;
+    float gain[8], sums[ROWS];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) gain[k] = rows.inside ? __ldg(job.gain + rows.column + k) : 0.0f;
+    warp_barrier(0xFFFFFFFFu);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        float dy[8], x[8];
+        unpack8(rows.dy[i], dy);
+        unpack8(rows.x[i], x);
+        sums[i] = backward_dot(dy, x, gain);
+        forget(rows.dy[i]);
+        forget(rows.x[i]);
+    }
+    backward_load_residual(job, rows);
+    row_sums_send<ROWS>(shared, sums);
+    const float mean = quotient(mul(row_sums_receive(shared), rstd), static_cast<float>(hidden));
+    float gain_sums[8] = {};
+    const float amax = backward_store<FORMAT, ROWS>(job, rows, gain, rstd, mean, scale, gain_sums);
+    if (job.partials) backward_store_gain<ROWS>(job, rows.column, rows.inside, gain_sums);
+    if (FORMAT == FORMAT_NONE) return;
+    record_amax(job.scale.amax, amax, seen);
+    if (blockIdx.x == 0 && group == 0 && threadIdx.x == 0) write_words(job.words, scale);
+}
+
+/* --- the gain's gradient ----------------------------------------------------------------------------------------- */
+
+struct partials_job {
+    const float *partials; /* [count, hidden] */
+    float *grad;           /* [hidden] */
+    uint32_t count, hidden, set;
+};
+
+enum { PARTIALS_DEEP = 16 };
+
+/* Thread (i, j) adds partials j, j + 16, ... of column i in order; then the 16 are added as a tree. */
+KERNEL void __launch_bounds__(WARP * PARTIALS_DEEP) partials_kernel(const __grid_constant__ partials_job job) {
+    float(*sums)[WARP] = shared_object<float[PARTIALS_DEEP][WARP]>();
+    const uint32_t lane = threadIdx.x % WARP, deep = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+    float sum = 0.0f;
+    if (column < job.hidden) {
+#pragma unroll 8
+        for (uint32_t i = deep; i < job.count; i += PARTIALS_DEEP)
+            sum = add(sum, __ldg(job.partials + static_cast<size_t>(i) * job.hidden + column));
+    }
+    sums[deep][lane] = sum;
+    block_barrier();
+    if (deep != 0 || column >= job.hidden) return;
+    const float total = tree_sum<PARTIALS_DEEP>(&sums[0][lane], WARP);
+    job.grad[column] = job.set ? total : add(job.grad[column], total);
+}
+
+static qe_status partials_launch(const qe_args_norm_backward *args, uint32_t count, bool set, cudaStream_t stream) {
+    partials_job job = {};
+    job.partials = args->partials, job.grad = args->gain_grad;
+    job.count = count, job.hidden = args->hidden, job.set = set;
+    return launch(partials_kernel, dim3(pieces_of(args->hidden, WARP)), WARP * PARTIALS_DEEP, 1, 0, stream, job);
+}
+
+/* --- any shape --------------------------------------------------------------------------------------------------- */
+
+enum { BACKWARD_THREADS = 256 };
+
+/* Partial p of a column: rows p, p + gridDim.y, ... in order. */
+KERNEL void __launch_bounds__(BACKWARD_THREADS) gain_any_kernel(const __grid_constant__ norm_backward_job job) {
+    const uint32_t column = blockIdx.x * BACKWARD_THREADS + threadIdx.x, hidden = job.planes.columns;
+    if (column >= hidden) return;
+    float sum = 0.0f;
+    for (uint32_t row = blockIdx.y; row < job.planes.rows; row += gridDim.y) {
+        const size_t at = static_cast<size_t>(row) * hidden + column;
+        sum = fused(bf16_value(job.dy[at]), mul(bf16_value(job.x[at]), job.rstd[row]), sum);
+    }
+    job.partials[static_cast<size_t>(blockIdx.y) * hidden + column] = sum;
+}
+
+/* dx, a block per row: thread i sums columns i, i + 256, ..., then a tree over threads. */
+KERNEL void __launch_bounds__(BACKWARD_THREADS) backward_any_kernel(const __grid_constant__ norm_backward_job job) {
+    float *sums = shared_object<float[BACKWARD_THREADS]>();
+    const uint32_t hidden = job.planes.columns;
+    const size_t begin = static_cast<size_t>(blockIdx.x) * hidden;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < hidden; i += BACKWARD_THREADS)
+        sum = fused(mul(bf16_value(job.dy[begin + i]), job.gain[i]), bf16_value(job.x[begin + i]), sum);
+    sums[threadIdx.x] = sum;
+    for (uint32_t width = BACKWARD_THREADS / 2; width > 0; width /= 2) {
+        block_barrier();
+        if (threadIdx.x < width) sums[threadIdx.x] = add(sums[threadIdx.x], sums[threadIdx.x + width]);
+    }
+    block_barrier();
+    const float rstd = job.rstd[blockIdx.x];
+    const float mean = quotient(mul(sums[0], rstd), static_cast<float>(hidden));
+    for (uint32_t i = threadIdx.x; i < hidden; i += BACKWARD_THREADS) {
+        const size_t at = begin + i;
+        float v = backward_value(bf16_value(job.dy[at]), bf16_value(job.x[at]), job.gain[i], rstd, mean);
+        if (job.residual) v = add(bf16_value(job.residual[at]), v);
+        job.dx[at] = static_cast<uint16_t>(bf16_code(v));
+    }
+}
+
+static qe_status backward_any(const qe_args_norm_backward *args, const norm_backward_job &job, cudaStream_t stream) {
+    const uint32_t partials = args->rows < QE_GAIN_PARTIALS ? args->rows : QE_GAIN_PARTIALS;
+    if (job.partials) { /* first: dx may be written over dy */
+        const dim3 grid(pieces_of(args->hidden, BACKWARD_THREADS), partials);
+        LAUNCH_TRY(launch(gain_any_kernel, grid, BACKWARD_THREADS, 1, 0, stream, job));
+        LAUNCH_TRY(partials_launch(args, partials, args->set, stream));
+    }
+    return launch(backward_any_kernel, dim3(args->rows), BACKWARD_THREADS, 1, 0, stream, job);
+}
+
+/* --- launchers --------------------------------------------------------------------------------------------------- */
+
+template <int FORMAT, int ROWS>
+static qe_status backward_launch(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
+    const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
+    return launch(norm_backward_kernel<FORMAT, ROWS>, dim3(shape.blocks, clusters), shape.warps * WARP, shape.blocks, 0,
+                  stream, job);
+}
+
+enum { BACKWARD_SMALL_VALUES = 3 << 20 };
+
+template <int FORMAT> static qe_status backward_format(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
+    const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
+    const bool is_small = values <= BACKWARD_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0;
+    return is_small ? backward_launch<FORMAT, 4>(job, clusters, stream) : backward_launch<FORMAT, 8>(job, clusters, stream);
+}
+
+static norm_backward_job backward_job_of(const qe_args_norm_backward *args) {
+    norm_backward_job job = {};
+    job.dy = static_cast<const uint16_t *>(args->dy), job.x = static_cast<const uint16_t *>(args->x);
+    job.rstd = args->rstd, job.gain = args->gain;
+    job.residual = static_cast<const uint16_t *>(args->residual);
+    job.dx = static_cast<uint16_t *>(args->dx);
+    job.partials = args->gain_grad ? args->partials : nullptr;
+    job.planes.rows = args->rows, job.planes.columns = args->hidden;
+    return job;
+}
+
+static bool backward_fits(const norm_backward_job &job) {
+    return job.planes.columns % 8 == 0 && is_aligned(job.dy) && is_aligned(job.x) && is_aligned(job.gain) &&
+           is_aligned(job.residual) && is_aligned(job.dx) && cluster_shape_of<8>(job.planes.columns).blocks > 0;
+}
+
+static qe_status backward_codes(const norm_backward_job &job, int format, uint32_t clusters, cudaStream_t stream) {
+    switch (format) {
+    case QE_FORMAT_E4M3: return backward_format<QE_FORMAT_E4M3>(job, clusters, stream);
+    case QE_FORMAT_E5M2: return backward_format<QE_FORMAT_E5M2>(job, clusters, stream);
+    default: return backward_format<FORMAT_NONE>(job, clusters, stream);
+    }
+}
+
+/* A launch has at most QE_GAIN_PARTIALS clusters, one for each partial sum. */
+static qe_status backward_clusters(const qe_args_norm_backward *args, norm_backward_job job, int format,
+                                   cudaStream_t stream) {
+    const uint32_t groups = pieces_of(args->rows, CLUSTER_ROWS);
+    for (; job.first_group < groups; job.first_group += QE_GAIN_PARTIALS) {
+        const uint32_t left = groups - job.first_group, clusters = left < QE_GAIN_PARTIALS ? left : QE_GAIN_PARTIALS;
+        LAUNCH_TRY(backward_codes(job, format, clusters, stream));
+        if (job.partials)
+            LAUNCH_TRY(partials_launch(args, clusters, job.first_group == 0 && args->set, stream));
+    }
+    return QE_OK;
+}
+
+extern "C" qe_status qe_cuda_norm_backward(const qe_args_norm_backward *args, cudaStream_t stream) {
+    const qe_quantize_target *target = &args->target;
+    const places to = places_of(target, args->rows, args->hidden);
+    norm_backward_job job = backward_job_of(args);
+    const bool fits = backward_fits(job), is_wanted = to.at[0] || to.at[1];
+    if (fits && is_wanted && target->recipe == QE_RECIPE_DELAYED && planes_of(to, &job.planes)) {
+        job.scale = scaling_of(target);
+        job.words = words_of(target, tensor_words());
+        return backward_clusters(args, job, target->format, stream);
+    }
+    if (fits)
+        LAUNCH_TRY(backward_clusters(args, job, FORMAT_NONE, stream));
+    else
+        LAUNCH_TRY(backward_any(args, job, stream));
+    if (!is_wanted) return QE_OK;
+    plain_source source = {};
+    source.x = job.dx, source.units = args->hidden;
+    return target_fill(source, args->rows, args->hidden, target, false, tensor_words(), stream);
+}

@@ -1,0 +1,90 @@
+/* run.c - from an op to its kernels. */
+#include "backend/cuda/device.h"
+#include "base/assert.h"
+
+static qe_status copy_queue(const qe_args_copy *args, cudaStream_t stream) {
+    if (args->bytes == 0) return QE_OK;
+    return cudaMemcpyAsync(args->to, args->from, args->bytes, cudaMemcpyDefault, stream) == cudaSuccess
+               ? QE_OK
+               : QE_ERROR_DEVICE;
+}
+
+static qe_status kernel_queue(const qe_op *op, cudaStream_t stream) {
+    const qe_op_args *args = &op->args;
+    switch (op->kind) {
+        case QE_OP_EMBED: return qe_cuda_embed(&args->embed, stream);
+        case QE_OP_EMBED_BACKWARD: return qe_cuda_embed_backward(&args->embed_backward, stream);
+        case QE_OP_NORM:
+        case QE_OP_NORM_QUANTIZE: return qe_cuda_norm(&args->norm, stream);
+        case QE_OP_NORM_BACKWARD: return qe_cuda_norm_backward(&args->norm_backward, stream);
+        case QE_OP_QUANTIZE: return qe_cuda_quantize(&args->quantize, stream);
+        case QE_OP_QUANTIZE_WEIGHT: return qe_cuda_quantize_weight(&args->quantize_weight, stream);
+        case QE_OP_ROPE: return qe_cuda_rope(&args->rope, stream);
+        case QE_OP_ROPE_BACKWARD_QUANTIZE: return qe_cuda_rope_backward_quantize(&args->rope, stream);
+        case QE_OP_SWIGLU_QUANTIZE: return qe_cuda_swiglu_quantize(&args->swiglu, stream);
+        case QE_OP_SWIGLU_BACKWARD_QUANTIZE: return qe_cuda_swiglu_backward_quantize(&args->swiglu_backward, stream);
+        case QE_OP_CROSS_ENTROPY: return qe_cuda_cross_entropy(&args->cross_entropy, stream);
+        case QE_OP_COPY: return copy_queue(&args->copy, stream);
+        case QE_OP_GRAD_NORM: return qe_cuda_grad_norm(&args->grad_norm, stream);
+        case QE_OP_ADAMW: return qe_cuda_adamw(&args->adamw, stream);
+        case QE_OP_FOLD: return qe_cuda_fold(&args->fold, stream);
+        case QE_OP_STAMP: return qe_cuda_stamp(&args->stamp, stream);
+        case QE_OP_GUARD: return qe_cuda_guard(&args->guard, stream);
+        default: return QE_ERROR_ARGUMENT;
+    }
+}
+
+static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    switch (op->kind) {
+        case QE_OP_LINEAR:
+        case QE_OP_LINEAR_INPUT_GRAD:
+        case QE_OP_LINEAR_WEIGHT_GRAD: return qe_cuda_gemm_run(device->gemm, op, stream);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(device->attention, op, stream);
+        default: return kernel_queue(op, stream);
+    }
+}
+
+/* SplitMix64: delays only have to differ. */
+static uint64_t next_delay_ns(qe_device *device) {
+    uint64_t z = device->delay_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (z ^ z >> 31) % (device->delay_max_ns + 1);
+}
+
+qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    qe_status status = QE_OK;
+    if (device->delay_max_ns > 0) status = qe_cuda_delay(next_delay_ns(device), stream);
+    if (status == QE_OK) status = op_queue(device, op, stream);
+    if (status == QE_OK || device->failure.status != QE_OK) return status;
+    cudaError_t code = cudaGetLastError();
+    return qe_error_set(&device->failure, QE_ERROR_DEVICE, NULL, "%s could not be queued: %s", qe_op_name(op->kind),
+                        code == cudaSuccess ? "its library refused it" : cudaGetErrorString(code));
+}
+
+/* A shape that was not chosen before: told to the file, or refused by what the file was to say. */
+static qe_status product_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    const qe_cuda_choice *choices;
+    uint32_t before = qe_cuda_gemm_choices(device->gemm, &choices);
+    QE_TRY(qe_cuda_gemm_prepare(device->gemm, op, device->tune && !device->honours, error_out));
+    uint32_t after = qe_cuda_gemm_choices(device->gemm, &choices);
+    if (after == before || device->choices_path == NULL) return QE_OK;
+    if (!device->honours) return qe_cuda_choices_write(device->gemm, device->choices_path, error_out);
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use the model that the file was made for, or another file",
+                        "%s names no algorithm for %s", device->choices_path, choices[after - 1].key);
+}
+
+qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    switch (op->kind) {
+        case QE_OP_LINEAR:
+        case QE_OP_LINEAR_INPUT_GRAD:
+        case QE_OP_LINEAR_WEIGHT_GRAD: return product_prepare(device, op, error_out);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_prepare(device->attention, op, error_out);
+        case QE_OP_SEND:
+        case QE_OP_RECV:
+            return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, error_out);
+        default: return QE_OK;
+    }
+}

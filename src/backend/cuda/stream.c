@@ -1,0 +1,142 @@
+/* stream.c - streams and events. */
+#include <nvtx3/nvToolsExt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "backend/cuda/device.h"
+#include "base/assert.h"
+
+static void stream_destroy(qe_stream *stream) {
+    if (stream == NULL) return;
+    (void)cudaStreamSynchronize(stream->stream);
+    (void)cudaStreamDestroy(stream->stream);
+    stream->device->streams--;
+    free(stream);
+}
+
+/* A missing edge with the caller's stream has rules of its own. */
+static qe_stream_role role_of(const char *name) {
+    return strcmp(name, "caller") == 0 ? QE_STREAM_CALLER : QE_STREAM_COMPUTE;
+}
+
+static qe_status stream_create(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
+    qe_stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
+    qe_status status = qe_cuda_check(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking), name,
+                                     error_out);
+    if (status != QE_OK) {
+        free(stream);
+        return status;
+    }
+    stream->device = device;
+    snprintf(stream->name, sizeof stream->name, "%s", name);
+    device->streams++; /* from here on destroy undoes all */
+    if (device->order != NULL) status = qe_order_add_stream(device->order, name, role_of(name), &stream->place, error_out);
+    if (status != QE_OK) {
+        stream_destroy(stream);
+        return status;
+    }
+    *stream_out = stream;
+    return QE_OK;
+}
+
+static qe_status transfer_queue(qe_stream *stream, const qe_op *op) {
+    const qe_args_transfer *args = &op->args.transfer;
+    stream->transfers = 1;
+    return qe_cuda_channel_queue(args->channel, op->kind, args->bytes_at, args->bytes, stream->stream,
+                                 &stream->aborted);
+}
+
+static qe_status op_queue(qe_stream *stream, const qe_op *op) {
+    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV) return transfer_queue(stream, op);
+    return qe_cuda_op_queue(stream->device, op, stream->stream);
+}
+
+static qe_status stream_submit(qe_stream *stream, const qe_op *op) {
+    qe_device *device = stream->device;
+    QE_TRY(qe_cuda_watch_op(device, stream->place, op));
+    int marks = device->timeline != NULL && device->recording == NULL;
+    if (device->nvtx) nvtxRangePushA(qe_op_name(op->kind));
+    if (marks) qe_cuda_timeline_begin(device->timeline, qe_op_name(op->kind), stream->name, stream->stream);
+    qe_status status = op_queue(stream, op);
+    if (marks) qe_cuda_timeline_end(device->timeline, stream->stream);
+    if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim(device->recording, op);
+    if (device->nvtx) nvtxRangePop();
+    return status;
+}
+
+static qe_status event_create(qe_device *device, qe_event **event_out, qe_error *error_out) {
+    qe_event *event = calloc(1, sizeof *event);
+    if (event == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for an event");
+    qe_status status =
+        qe_cuda_check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming), "an event", error_out);
+    if (status != QE_OK) {
+        free(event);
+        return status;
+    }
+    event->device = device;
+    if (device->order != NULL) event->place = qe_order_add_event(device->order);
+    *event_out = event;
+    return QE_OK;
+}
+
+static void event_destroy(qe_event *event) {
+    if (event == NULL) return;
+    (void)cudaEventDestroy(event->event);
+    free(event);
+}
+
+/* While a graph is recorded nothing runs. */
+static int watched(const qe_device *device) {
+    return device->order != NULL && device->recording == NULL;
+}
+
+/* What could not be queued is told at the next sync. */
+static qe_status queued(qe_device *device, cudaError_t code, const char *what) {
+    if (code == cudaSuccess) return QE_OK;
+    qe_error ignored;
+    return qe_cuda_check(code, what, device->failure.status == QE_OK ? &device->failure : &ignored);
+}
+
+static qe_status stream_record(qe_stream *stream, qe_event *event) {
+    if (watched(stream->device)) QE_TRY(qe_order_record(stream->device->order, stream->place, event->place));
+    return queued(stream->device, cudaEventRecord(event->event, stream->stream), "the record of an event");
+}
+
+static qe_status stream_wait(qe_stream *stream, qe_event *event) {
+    if (watched(stream->device)) QE_TRY(qe_order_wait(stream->device->order, stream->place, event->place));
+    return queued(stream->device, cudaStreamWaitEvent(stream->stream, event->event, 0), "the wait for an event");
+}
+
+static qe_status event_sync(qe_event *event, qe_error *error_out) {
+    return qe_cuda_check(cudaEventSynchronize(event->event), "an event", error_out);
+}
+
+static qe_status stream_sync(qe_stream *stream, qe_error *error_out) {
+    qe_device *device = stream->device;
+    cudaError_t code = cudaStreamSynchronize(stream->stream);
+    if (code != cudaSuccess) return qe_cuda_check(code, stream->name, error_out);
+    if (watched(device)) QE_TRY(qe_order_sync(device->order, stream->place));
+    if (device->failure.status != QE_OK) {
+        if (error_out != NULL) *error_out = device->failure;
+        device->failure.status = QE_OK;
+        return QE_ERROR_DEVICE;
+    }
+    int interrupted = stream->transfers && stream->aborted != NULL && *(const volatile int *)stream->aborted;
+    stream->transfers = 0;
+    if (!interrupted) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_INTERRUPTED, NULL, "a transfer was interrupted: the transport was aborted");
+}
+
+const qe_stream_ops qe_cuda_streams = {
+    .size = sizeof(qe_stream_ops),
+    .create = stream_create,
+    .destroy = stream_destroy,
+    .submit = stream_submit,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .record = stream_record,
+    .wait = stream_wait,
+    .event_sync = event_sync,
+    .sync = stream_sync,
+};

@@ -1,0 +1,217 @@
+/* tile.cuh - codes by rows and transposed and the amax, in one pass: the fast way for 8-bit formats, for shapes in
+ * multiples of 16. An amax is a maximum of bits and has no order, all else is elementwise: no result depends on the
+ * shape of a tile. */
+#ifndef QE_CUDA_TILE_CUH
+#define QE_CUDA_TILE_CUH
+
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/source.cuh"
+#include "qeffect/op.h"
+
+enum { WARP = 32 };
+
+/* The scale of one tensor, and where its amax goes. */
+struct scaling {
+    const float *scale;         /* delayed; else NULL */
+    const int32_t *tensor_amax; /* current: bits of the amax of the whole tensor */
+    float format_max;
+    int32_t *amax; /* raised to the largest |x|; NULL: not recorded */
+};
+
+DEVICE float scale_of(const scaling &s) {
+    if (s.scale) return *s.scale;
+    return s.tensor_amax ? scale_from_amax(float_of(static_cast<uint32_t>(*s.tensor_amax)), s.format_max, false) : 1.0f;
+}
+
+/* Per-tensor words that go with the codes. Pointers may be NULL. */
+struct tensor_words {
+    float *scale_inv[2];
+    const uint64_t *weight_witness, *scale_epoch;
+    uint64_t *key;
+};
+
+DEVICE void write_words(const tensor_words &words, float scale) {
+    if (words.scale_inv[0]) *words.scale_inv[0] = inverse_of(scale);
+    if (words.scale_inv[1]) *words.scale_inv[1] = inverse_of(scale);
+    if (words.key == nullptr) return;
+    words.key[0] = *words.weight_witness;
+    words.key[1] = words.scale_epoch ? *words.scale_epoch : 0;
+}
+
+/* All lanes of the warp call it. `seen` is what the word held a while ago: it only rises, so what is not above it needs
+ * no atomic. */
+DEVICE void record_amax(int32_t *word, float amax, int32_t seen) {
+    const int32_t most = warp_largest(static_cast<int32_t>(bits_of(amax)));
+    if (word && threadIdx.x % WARP == 0 && most > seen) raise_word(word, most);
+}
+
+/* Codes of one 8-bit tensor, both ways. Either may be NULL. */
+struct code_planes {
+    uint8_t *by_rows;    /* [rows, columns] */
+    uint8_t *by_columns; /* [columns, rows] */
+    uint32_t rows, columns;
+};
+
+/* a..d: four columns each of four rows. out[i]: four rows of column i. */
+DEVICE void transpose4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t *out, int stride) {
+    const uint32_t ab_low = bytes_of(a, b, 0x5140), ab_high = bytes_of(a, b, 0x7362);
+    const uint32_t cd_low = bytes_of(c, d, 0x5140), cd_high = bytes_of(c, d, 0x7362);
+    out[0 * stride] = bytes_of(ab_low, cd_low, 0x5410);
+    out[1 * stride] = bytes_of(ab_low, cd_low, 0x7632);
+    out[2 * stride] = bytes_of(ab_high, cd_high, 0x5410);
+    out[3 * stride] = bytes_of(ab_high, cd_high, 0x7632);
+}
+
+/* Eight columns of ROWS rows, as one thread gathers them: ROWS contiguous bytes of a transposed plane per column. */
+template <int ROWS> struct column_codes {
+    uint32_t words[8][ROWS / 4];
+
+    /* four: codes of rows 4*group .. 4*group+3, two words a row. */
+    METHOD void put(int group, const uint32_t (*four)[2]) {
+        transpose4(four[0][0], four[1][0], four[2][0], four[3][0], &words[0][group], ROWS / 4);
+        transpose4(four[0][1], four[1][1], four[2][1], four[3][1], &words[4][group], ROWS / 4);
+    }
+    METHOD void store(const code_planes &planes, uint32_t row, uint32_t column) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            uint8_t *at = planes.by_columns + static_cast<size_t>(column + i) * planes.rows + row;
+            if (ROWS == 16)
+                *reinterpret_cast<uint4 *>(at) =
+                    make_uint4(words[i][0], words[i][1 % (ROWS / 4)], words[i][2 % (ROWS / 4)], words[i][3 % (ROWS / 4)]);
+            else if (ROWS == 8)
+                *reinterpret_cast<uint2 *>(at) = make_uint2(words[i][0], words[i][1 % (ROWS / 4)]);
+            else
+                *reinterpret_cast<uint32_t *>(at) = words[i][0];
+        }
+    }
+};
+
+DEVICE void store_row_codes(const code_planes &planes, uint32_t row, uint32_t column, const uint32_t *two) {
+    uint8_t *at = planes.by_rows + static_cast<size_t>(row) * planes.columns + column;
+    *reinterpret_cast<uint2 *>(at) = make_uint2(two[0], two[1]);
+}
+
+DEVICE float amax_of8(float amax, const float *v) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) amax = larger(amax, magnitude(v[i]));
+    return amax;
+}
+
+/* One thread takes ROWS rows of eight units; one warp ACROSS threads side by side, 32 / ACROSS below each other; one
+ * block WARPS_X by WARPS_Y warps. AHEAD groups of four rows are under way from memory. Threads meet for the amax alone:
+ * no barrier, no shared memory. */
+template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_> struct tile_shape {
+    enum {
+        FORMAT = FORMAT_,
+        ROWS = ROWS_,
+        ACROSS = ACROSS_,
+        GROUPS = ROWS_ / 4,
+        EARLY = AHEAD_ < GROUPS ? AHEAD_ : GROUPS,
+        WARPS_X = WARPS_X_,
+        THREADS = WARP * WARPS_X_ * WARPS_Y_,
+        UNITS = WARPS_X_ * ACROSS_ * 8,             /* of a block */
+        TALL = WARPS_Y_ * (WARP / ACROSS_) * ROWS_, /* rows of a block */
+    };
+};
+
+template <typename Source> struct tile_job {
+    Source source;
+    code_planes planes;
+    scaling scale;
+    tensor_words words;
+};
+
+/* The codes of one row of a group, kept for the transposed plane and stored by rows. Returns the amax. */
+template <typename Source, int FORMAT>
+static METHOD float tile_row(const tile_job<Source> &job, const float (*v)[8], uint32_t row, uint32_t unit, float scale,
+                             float amax, uint32_t (*four)[4][2], int i) {
+#pragma unroll
+    for (int output = 0; output < Source::OUTPUTS; ++output) {
+        amax = amax_of8(amax, v[output]);
+        if constexpr (FORMAT != FORMAT_NONE) {
+            four[output][i][0] = encode4<FORMAT>(v[output], scale);
+            four[output][i][1] = encode4<FORMAT>(v[output] + 4, scale);
+            if (job.planes.by_rows)
+                store_row_codes(job.planes, row, job.source.column(output, unit), four[output][i]);
+        }
+    }
+    return amax;
+}
+
+template <typename Source, typename Tile>
+static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t unit, float scale, uint32_t mask) {
+    const typename Source::constant constant = job.source.begin(row, unit);
+    typename Source::raw raw[Tile::EARLY * 4];
+    column_codes<Tile::ROWS> columns[Source::OUTPUTS];
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Tile::EARLY * 4; ++i) raw[i] = job.source.load(row + i, unit);
+    warp_barrier(mask);
+#pragma unroll
+    for (int group = 0; group < Tile::GROUPS; ++group) {
+        uint32_t four[Source::OUTPUTS][4][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float v[Source::OUTPUTS][8];
+            const int at = (group * 4 + i) % (Tile::EARLY * 4);
+            job.source.values(constant, raw[at], row + group * 4 + i, unit, v);
+            if (group + Tile::EARLY < Tile::GROUPS) raw[at] = job.source.load(row + (group + Tile::EARLY) * 4 + i, unit);
+            amax = tile_row<Source, Tile::FORMAT>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
+        }
+        if constexpr (Tile::FORMAT != FORMAT_NONE) {
+#pragma unroll
+            for (int output = 0; output < Source::OUTPUTS; ++output) columns[output].put(group, four[output]);
+        }
+    }
+    if constexpr (Tile::FORMAT != FORMAT_NONE) {
+        if (job.planes.by_columns == nullptr) return amax;
+#pragma unroll
+        for (int output = 0; output < Source::OUTPUTS; ++output)
+            columns[output].store(job.planes, row, job.source.column(output, unit));
+    }
+    return amax;
+}
+
+template <typename Source, typename Tile>
+KERNEL void __launch_bounds__(Tile::THREADS) tile_kernel(const __grid_constant__ tile_job<Source> job) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32_t unit = (blockIdx.x * Tile::WARPS_X + warp % Tile::WARPS_X) * (Tile::ACROSS * 8) +
+                          lane % Tile::ACROSS * 8;
+    const uint32_t row = blockIdx.y * Tile::TALL +
+                         (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + lane / Tile::ACROSS) * Tile::ROWS;
+    const float scale = scale_of(job.scale);
+    const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
+    float amax = 0.0f;
+    const bool inside = unit < job.source.units && row < job.planes.rows;
+    const uint32_t mask = warp_ballot(inside);
+    if (inside) amax = tile_run<Source, Tile>(job, row, unit, scale, mask);
+    record_amax(job.scale.amax, amax, seen);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
+}
+
+template <typename Source, typename Tile> static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
+    const dim3 grid(pieces_of(job.source.units, Tile::UNITS), pieces_of(job.planes.rows, Tile::TALL));
+    return launch(tile_kernel<Source, Tile>, grid, Tile::THREADS, 1, 0, stream, job);
+}
+
+/* Tiles of few rows where large ones would leave multiprocessors idle. */
+enum { TILE_SMALL_VALUES = 3 << 20 };
+
+template <typename Source, int FORMAT> static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
+    typedef tile_shape<FORMAT, Source::ROWS, Source::ACROSS, Source::AHEAD, Source::WARPS_X, Source::WARPS_Y> large;
+    typedef tile_shape<FORMAT, 4, 4, 1, 4, 1> small;
+    const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.source.units * Source::OUTPUTS;
+    return values > TILE_SMALL_VALUES ? tile_launch<Source, large>(job, stream)
+                                      : tile_launch<Source, small>(job, stream);
+}
+
+template <typename Source>
+static qe_status tile_quantize(const tile_job<Source> &job, int format, cudaStream_t stream) {
+    switch (format) {
+    case QE_FORMAT_E4M3: return tile_format<Source, QE_FORMAT_E4M3>(job, stream);
+    case QE_FORMAT_E5M2: return tile_format<Source, QE_FORMAT_E5M2>(job, stream);
+    default: return tile_format<Source, FORMAT_NONE>(job, stream);
+    }
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* timeline.c - when ops and graphs ran on the device, as a Chrome timeline (opens in Perfetto). Pairs of events are kept
+ * in a ring: the last ones of a run are what is written. */
+#include <stdio.h>
+#include <stdlib.h>
+#include "backend/cuda/device.h"
+
+enum { TIMELINE_MARKS = 8192 }; /* some steps of a small model, one of a large one */
+
+typedef struct timeline_mark {
+    const char *name, *stream_name;
+    cudaEvent_t begin, end;
+} timeline_mark;
+
+struct cuda_timeline {
+    const char *path;
+    cudaEvent_t origin;
+    int started;
+    uint64_t count; /* of all marks so far; the ring holds the last */
+    timeline_mark marks[TIMELINE_MARKS];
+};
+
+static qe_status marks_create(cuda_timeline *timeline, qe_error *error_out) {
+    cudaError_t code = cudaEventCreate(&timeline->origin);
+    for (int i = 0; code == cudaSuccess && i < TIMELINE_MARKS; i++) {
+        code = cudaEventCreate(&timeline->marks[i].begin);
+        if (code == cudaSuccess) code = cudaEventCreate(&timeline->marks[i].end);
+    }
+    return qe_cuda_check(code, "events of a timeline", error_out);
+}
+
+qe_status qe_cuda_timeline_create(const char *path, cuda_timeline **timeline_out, qe_error *error_out) {
+    cuda_timeline *timeline = calloc(1, sizeof *timeline);
+    if (timeline == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a timeline");
+    timeline->path = path;
+    qe_status status = marks_create(timeline, error_out);
+    if (status != QE_OK) {
+        timeline->path = NULL; /* nothing to write */
+        qe_cuda_timeline_destroy(timeline);
+        return status;
+    }
+    *timeline_out = timeline;
+    return QE_OK;
+}
+
+void qe_cuda_timeline_begin(cuda_timeline *timeline, const char *name, const char *stream_name, cudaStream_t stream) {
+    timeline_mark *mark = &timeline->marks[timeline->count % TIMELINE_MARKS];
+    if (!timeline->started) (void)cudaEventRecord(timeline->origin, stream);
+    timeline->started = 1;
+    mark->name = name;
+    mark->stream_name = stream_name;
+    (void)cudaEventRecord(mark->begin, stream);
+}
+
+void qe_cuda_timeline_end(cuda_timeline *timeline, cudaStream_t stream) {
+    (void)cudaEventRecord(timeline->marks[timeline->count++ % TIMELINE_MARKS].end, stream);
+}
+
+static double us_between(cudaEvent_t from, cudaEvent_t to) {
+    float ms = 0;
+    return cudaEventElapsedTime(&ms, from, to) == cudaSuccess ? 1e3 * (double)ms : 0;
+}
+
+static void mark_write(const cuda_timeline *timeline, const timeline_mark *mark, int first, FILE *file) {
+    fprintf(file, "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f}",
+            first ? "" : ",", mark->name, mark->stream_name, us_between(timeline->origin, mark->begin),
+            us_between(mark->begin, mark->end));
+}
+
+static void marks_write(const cuda_timeline *timeline, FILE *file) {
+    uint64_t kept = timeline->count < TIMELINE_MARKS ? timeline->count : TIMELINE_MARKS;
+    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    for (uint64_t i = 0; i < kept; i++)
+        mark_write(timeline, &timeline->marks[(timeline->count - kept + i) % TIMELINE_MARKS], i == 0, file);
+    fprintf(file, "\n]}\n");
+}
+
+void qe_cuda_timeline_destroy(cuda_timeline *timeline) {
+    if (timeline == NULL) return;
+    FILE *file = timeline->path != NULL ? fopen(timeline->path, "w") : NULL;
+    if (file != NULL) {
+        marks_write(timeline, file);
+        (void)fclose(file);
+    }
+    for (int i = 0; i < TIMELINE_MARKS; i++) {
+        if (timeline->marks[i].begin != NULL) (void)cudaEventDestroy(timeline->marks[i].begin);
+        if (timeline->marks[i].end != NULL) (void)cudaEventDestroy(timeline->marks[i].end);
+    }
+    if (timeline->origin != NULL) (void)cudaEventDestroy(timeline->origin);
+    free(timeline);
+}

@@ -1,0 +1,114 @@
+/* device.c - backends and transports by the name of a device. */
+#include "cli/device.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "qeffect/check.h"
+#include "qeffect/host.h"
+#include "qeffect/local.h"
+#ifdef QE_CUDA
+#include "qeffect/cuda.h"
+#endif
+
+#ifdef QE_CUDA
+enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA };
+#else
+enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK };
+#endif
+
+static const char *const names[] = {"host", "check", "cuda"};
+
+static int refuse(qe_cli *cli, int can, const char *device) {
+    char known[64] = "";
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (can & QE_DEVICES_BUILT & 1 << i)
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] == 0 ? "" : ", ", names[i]);
+    if (strcmp(device, "cuda") == 0 && (can & QE_DEVICE_CAN_CUDA))
+        return qe_cli_usage(cli, "--device is 'cuda'; this program was built without it (cmake -DQE_CUDA=ON); it has %s",
+                            known);
+    return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s", device, known);
+}
+
+int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out) {
+    const char *device = qe_cli_value(cli, "device");
+    *kind_out = QE_DEVICE_HOST;
+    if (device == NULL) return QE_EXIT_OK;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((can & QE_DEVICES_BUILT & 1 << i) && strcmp(device, names[i]) == 0) {
+            *kind_out = (qe_device_kind)i;
+            return QE_EXIT_OK;
+        }
+    return refuse(cli, can, device);
+}
+
+const qe_backend *qe_device_backend(qe_device_kind kind) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) return qe_cuda_backend();
+#endif
+    return kind == QE_DEVICE_CHECK ? qe_check_backend() : qe_host_backend();
+}
+
+const qe_comm_ops *qe_device_comm(qe_device_kind kind) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) return qe_cuda_comm();
+#endif
+    (void)kind;
+    return qe_local_comm();
+}
+
+qe_status qe_device_world_create(qe_device_kind kind, uint32_t ranks, qe_world **world_out, qe_error *error_out) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) return qe_cuda_world_create(ranks, world_out, error_out);
+#endif
+    (void)kind;
+    return qe_local_world_create(ranks, world_out, error_out);
+}
+
+void qe_device_world_destroy(qe_device_kind kind, qe_world *world) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) {
+        qe_cuda_world_destroy(world);
+        return;
+    }
+#endif
+    (void)kind;
+    qe_local_world_destroy(world);
+}
+
+void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, size_t identity_bytes) {
+    const qe_backend *backend = qe_device_backend(kind);
+    qe_device *host = device;
+    if (kind == QE_DEVICE_CUDA) {
+        snprintf(identity_out, identity_bytes, "%s", backend->identity(device));
+        return;
+    }
+    /* Where it cannot be wrapped, the first allocation fails and says why. */
+    if (kind == QE_DEVICE_CHECK && qe_check_wrap(device, qe_host_backend(), &host, NULL) != QE_OK) return;
+    qe_host_set_comm(host, qe_local_comm());
+    snprintf(identity_out, identity_bytes, "%s", qe_host_backend()->identity(host));
+}
+
+qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char *algorithms, int honour,
+                              const char *timeline, int nvtx, int watch, qe_error *error_out) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) {
+        qe_cuda_options options = {.nvtx = nvtx,
+                                   .watch = watch,
+                                   .honour = honour,
+                                   .choices_path = algorithms[0] != 0 ? algorithms : NULL,
+                                   .timeline_path = timeline[0] != 0 ? timeline : NULL};
+        return qe_cuda_configure(device, &options, error_out);
+    }
+#endif
+    (void)kind, (void)device, (void)algorithms, (void)honour, (void)timeline, (void)nvtx, (void)watch, (void)error_out;
+    return QE_OK;
+}
+
+void qe_device_tune(qe_device_kind kind, qe_device *device) {
+#ifdef QE_CUDA
+    qe_error ignored; /* without files nothing can fail */
+    if (kind == QE_DEVICE_CUDA) (void)qe_cuda_configure(device, &(qe_cuda_options){.tune = 1}, &ignored);
+#endif
+    (void)kind, (void)device;
+}

@@ -1,0 +1,34 @@
+/* device.h - which backend a command runs on: the only place that names one. */
+#ifndef QE_CLI_DEVICE_H
+#define QE_CLI_DEVICE_H
+
+#include "cli/cli.h"
+#include "qeffect/backend.h"
+#include "qeffect/comm.h"
+
+typedef enum qe_device_kind {
+    QE_DEVICE_HOST,
+    QE_DEVICE_CHECK, /* the host, looked at */
+    QE_DEVICE_CUDA
+} qe_device_kind;
+
+enum { QE_DEVICE_CAN_HOST = 1, QE_DEVICE_CAN_CHECK = 2, QE_DEVICE_CAN_CUDA = 4 };
+
+/* --device, of those that the command can use (QE_DEVICE_CAN_...). Returns an exit status. */
+int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out);
+
+const qe_backend *qe_device_backend(qe_device_kind kind);
+const qe_comm_ops *qe_device_comm(qe_device_kind kind);
+/* Ranks of one process on that device. Owns: the caller, until qe_device_world_destroy. */
+qe_status qe_device_world_create(qe_device_kind kind, uint32_t ranks, qe_world **world_out, qe_error *error_out);
+void qe_device_world_destroy(qe_device_kind kind, qe_world *world);
+/* Joins an opened device to what it needs before its streams; says what it is, whatever wraps it. */
+void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, size_t identity_bytes);
+
+/* algorithms: "" or a file, which `honour` says must be there and complete; timeline: "" or a file. On a device without such choices it does nothing. */
+qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char *algorithms, int honour,
+                              const char *timeline, int nvtx, int watch, qe_error *error_out);
+/* Every shape from now on is tuned by timing. */
+void qe_device_tune(qe_device_kind kind, qe_device *device);
+
+#endif

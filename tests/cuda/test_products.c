@@ -1,0 +1,238 @@
+/* What names a product and what is in a file of choices: no GPU is needed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/cuda/choices.h"
+#include "backend/cuda/product.h"
+
+static const qe_choice_maker here = {"cuBLASLt 13.1.0", "NVIDIA H200"};
+
+static qe_qtensor tensor_of(qe_format format, uint32_t rows, uint32_t columns, uint8_t transposed) {
+    return (qe_qtensor){.rows = rows, .columns = columns, .format = (uint8_t)format, .transposed = transposed};
+}
+
+static qe_op linear(qe_format x, qe_format w, uint32_t rows, uint32_t in, uint32_t out, const void *residual) {
+    return (qe_op){.kind = QE_OP_LINEAR,
+                   .args.linear = {.x = tensor_of(x, rows, in, 0), .w = tensor_of(w, out, in, 0), .rows = rows,
+                                   .in = in, .out = out, .residual = residual,
+                                   .accumulation = QE_ACCUMULATE_FAST}};
+}
+
+static qe_op weight_grad(qe_format dy, qe_format x, uint8_t transposed) {
+    return (qe_op){.kind = QE_OP_LINEAR_WEIGHT_GRAD,
+                   .args.linear_weight_grad = {.x = tensor_of(x, 64, 32, transposed),
+                                               .dy = tensor_of(dy, 64, 48, transposed), .rows = 64, .in = 32,
+                                               .out = 48, .accumulation = QE_ACCUMULATE_SPLIT}};
+}
+
+static void key_is(const qe_op *op, const char *wanted) {
+    qe_product product, again;
+    char key[QE_PRODUCT_KEY_BYTES];
+    assert_int_equal(qe_product_of(op, &product, NULL), QE_OK);
+    qe_product_key(&product, key);
+    assert_string_equal(key, wanted);
+    assert_int_equal(qe_product_parse(key, &again, NULL), QE_OK);
+    assert_memory_equal(&product, &again, sizeof product);
+}
+
+static void a_product_is_named_by_all_that_its_algorithm_depends_on(void **state) {
+    (void)state;
+    const qe_op forward = linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 2048, 4096, 6144, NULL);
+    const qe_op added = linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 2048, 4096, 6144, &here);
+    const qe_op wide = linear(QE_FORMAT_BF16, QE_FORMAT_BF16, 33, 7, 5, NULL);
+    const qe_op codes = weight_grad(QE_FORMAT_E5M2, QE_FORMAT_E4M3, 1);
+    const qe_op values = weight_grad(QE_FORMAT_BF16, QE_FORMAT_BF16, 0);
+    key_is(&forward, "linear m2048 n6144 k4096 tn e4m3 e4m3 fast");
+    key_is(&added, "linear m2048 n6144 k4096 tn e4m3 e4m3 fast add");
+    key_is(&wide, "linear m33 n5 k7 tn bf16 bf16 split");
+    key_is(&codes, "linear_weight_grad m48 n32 k64 tn e5m2 e4m3 split add");
+    key_is(&values, "linear_weight_grad m48 n32 k64 nt bf16 bf16 split add");
+}
+
+static void an_input_gradient_of_values_reads_the_weight_as_it_lies(void **state) {
+    (void)state;
+    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD,
+                .args.linear_input_grad = {.dy = tensor_of(QE_FORMAT_BF16, 64, 48, 0),
+                                           .w = tensor_of(QE_FORMAT_BF16, 48, 32, 0), .rows = 64, .in = 32,
+                                           .out = 48}};
+    key_is(&op, "linear_input_grad m64 n32 k48 nn bf16 bf16 split");
+    op.args.linear_input_grad.dy.format = QE_FORMAT_E5M2;
+    op.args.linear_input_grad.w = tensor_of(QE_FORMAT_E4M3, 48, 32, 1);
+    key_is(&op, "linear_input_grad m64 n32 k48 tn e5m2 e4m3 fast");
+}
+
+static void the_longest_key_fits(void **state) {
+    (void)state;
+    const qe_product product = {.m = UINT32_MAX, .n = UINT32_MAX, .k = UINT32_MAX, .kind = QE_OP_LINEAR_WEIGHT_GRAD,
+                                .first = QE_FORMAT_E5M2, .accumulation = QE_ACCUMULATE_SPLIT, .adds = 1};
+    char key[QE_PRODUCT_KEY_BYTES];
+    memset(key, 'x', sizeof key);
+    qe_product_key(&product, key);
+    assert_true(strlen(key) < sizeof key - 1);
+    assert_string_equal(key + strlen(key) - 4, " add");
+}
+
+static void block_codes_are_decoded_into_bf16_first(void **state) {
+    (void)state;
+    qe_op op = weight_grad(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 0);
+    op.args.linear_weight_grad.x.blocking = op.args.linear_weight_grad.dy.blocking = QE_BLOCKING_COLUMN;
+    op.args.linear_weight_grad.scratch_x = (void *)(uintptr_t)64;
+    op.args.linear_weight_grad.scratch_dy = (void *)(uintptr_t)128;
+    qe_product_data data;
+    key_is(&op, "linear_weight_grad m48 n32 k64 nt bf16 bf16 split add");
+    qe_product_data_of(&op, &data);
+    assert_ptr_equal(data.first, op.args.linear_weight_grad.scratch_dy);
+    assert_ptr_equal(data.second, op.args.linear_weight_grad.scratch_x);
+    assert_null(data.first_scale);
+}
+
+static void what_no_matrix_unit_takes_is_refused_in_words(void **state) {
+    (void)state;
+    const qe_op cases[] = {linear(QE_FORMAT_E5M2, QE_FORMAT_E5M2, 64, 64, 64, NULL),
+                           linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 60, 64, 64, NULL),
+                           linear(QE_FORMAT_E4M3, QE_FORMAT_BF16, 64, 64, 64, NULL),
+                           weight_grad(QE_FORMAT_E5M2, QE_FORMAT_E4M3, 0)};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        qe_product product;
+        qe_error error = {0};
+        assert_int_equal(qe_product_of(&cases[i], &product, &error), QE_ERROR_UNSUPPORTED);
+        assert_true(error.message[0] && error.remedy[0]);
+    }
+    const qe_op copy = {.kind = QE_OP_COPY};
+    qe_product product;
+    assert_int_equal(qe_product_of(&copy, &product, NULL), QE_ERROR_ARGUMENT);
+}
+
+static void other_words_name_no_product(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "",
+        "linear",
+        "linear m1 n2 k3 tn e4m3 e4m3 fast ",
+        "linear m1 n2 k3 tn e4m3 e4m3 fast  add",
+        "linear m01 n16 k16 tn e4m3 e4m3 fast",
+        "linear m16 n16 k16 tn e4m3 e4m3 quick",
+        "copy m16 n16 k16 tn e4m3 e4m3 fast",
+        "linear m16 n16 k16 xy e4m3 e4m3 fast",
+        "linear m-1 n16 k16 tn e4m3 e4m3 fast",
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
+        qe_product product;
+        assert_int_equal(qe_product_parse(keys[i], &product, NULL), QE_ERROR_FORMAT);
+    }
+}
+
+static qe_cuda_choice choice_make(uint64_t seed) {
+    qe_cuda_choice choice = {.key = "linear m64 n64 k64 tn e4m3 e4m3 fast", .workspace_bytes = 33554432};
+    for (uint64_t i = 0; i < 8; ++i) choice.words[i] = (seed + i) * 0x9E3779B97F4A7C15u;
+    return choice;
+}
+
+static void a_choice_survives_its_line(void **state) {
+    (void)state;
+    char line[QE_CHOICE_LINE_BYTES];
+    const qe_cuda_choice choice = choice_make(1);
+    qe_cuda_choice again;
+    qe_choice_format(&here, &choice, line);
+    assert_int_equal(line[strlen(line) - 1], '\n');
+    line[strlen(line) - 1] = '\0';
+    assert_int_equal(qe_choice_parse(&here, line, &again, NULL), QE_OK);
+    assert_memory_equal(&choice, &again, sizeof choice);
+}
+
+static qe_status count_choice(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
+    (void)error_out;
+    const qe_cuda_choice wanted = choice_make(++*(uint64_t *)context);
+    assert_memory_equal(&wanted, choice, sizeof wanted);
+    return QE_OK;
+}
+
+/* Writes a file and scans it; returns the status, and how many choices came before it ended. */
+static qe_status scan(const char *text, uint64_t *count_out, qe_error *error_out) {
+    char path[] = "/tmp/qe_choices_XXXXXX";
+    const int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    assert_int_equal(write(descriptor, text, strlen(text)), (ssize_t)strlen(text));
+    close(descriptor);
+    *count_out = 0;
+    const qe_status status = qe_choices_scan(path, &here, count_choice, count_out, error_out);
+    if (status != QE_OK) assert_string_equal(error_out->path, path);
+    unlink(path);
+    return status;
+}
+
+static void a_file_is_read_line_by_line_and_a_bad_line_is_named(void **state) {
+    (void)state;
+    char lines[3][QE_CHOICE_LINE_BYTES], text[4 * QE_CHOICE_LINE_BYTES];
+    uint64_t count;
+    qe_error error = {0};
+    for (uint64_t i = 0; i < 3; ++i) {
+        const qe_cuda_choice choice = choice_make(i + 1);
+        qe_choice_format(&here, &choice, lines[i]);
+    }
+    (void)snprintf(text, sizeof text, "qeffect choices 1\n%s%s%s", lines[0], lines[1], lines[2]);
+    assert_int_equal(scan(text, &count, &error), QE_OK);
+    assert_int_equal(count, 3);
+    text[strlen(text) - 1] = '\0'; /* cut short */
+    assert_int_equal(scan(text, &count, &error), QE_ERROR_CONFIG);
+    assert_int_equal(error.line, 4);
+    assert_int_equal(count, 2);
+    lines[1][strlen(lines[1]) - 3] = 'g';
+    (void)snprintf(text, sizeof text, "qeffect choices 1\n%s%s%s", lines[0], lines[1], lines[2]);
+    assert_int_equal(scan(text, &count, &error), QE_ERROR_CONFIG);
+    assert_int_equal(error.line, 3);
+}
+
+static void another_library_or_device_is_refused_and_named(void **state) {
+    (void)state;
+    char line[QE_CHOICE_LINE_BYTES], text[2 * QE_CHOICE_LINE_BYTES];
+    const qe_choice_maker others[] = {{"cuBLASLt 13.2.0", "NVIDIA H200"}, {"cuBLASLt 13.1.0", "NVIDIA H100 PCIe"}};
+    const qe_cuda_choice choice = choice_make(1);
+    for (size_t i = 0; i < 2; ++i) {
+        uint64_t count;
+        qe_error error = {0};
+        qe_choice_format(&others[i], &choice, line);
+        (void)snprintf(text, sizeof text, "qeffect choices 1\n%s", line);
+        assert_int_equal(scan(text, &count, &error), QE_ERROR_UNSUPPORTED);
+        assert_int_equal(error.line, 2);
+        assert_non_null(strstr(error.message, i ? "H100" : "13.2.0"));
+    }
+}
+
+static void what_is_no_file_of_choices_is_refused(void **state) {
+    (void)state;
+    uint64_t count;
+    qe_error error = {0};
+    assert_int_equal(scan("", &count, &error), QE_ERROR_CONFIG);
+    assert_int_equal(scan("qeffect choices 2\n", &count, &error), QE_ERROR_CONFIG);
+    assert_int_equal(error.line, 1);
+    assert_int_equal(scan("qeffect choices 1\n\n", &count, &error), QE_ERROR_CONFIG);
+    assert_int_equal(error.line, 2);
+    assert_int_equal(qe_choices_scan("no/such/file", &here, count_choice, &count, &error), QE_ERROR_IO);
+    assert_int_equal(scan("qeffect choices 1\n", &count, &error), QE_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_product_is_named_by_all_that_its_algorithm_depends_on),
+        cmocka_unit_test(an_input_gradient_of_values_reads_the_weight_as_it_lies),
+        cmocka_unit_test(the_longest_key_fits),
+        cmocka_unit_test(block_codes_are_decoded_into_bf16_first),
+        cmocka_unit_test(what_no_matrix_unit_takes_is_refused_in_words),
+        cmocka_unit_test(other_words_name_no_product),
+        cmocka_unit_test(a_choice_survives_its_line),
+        cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),
+        cmocka_unit_test(another_library_or_device_is_refused_and_named),
+        cmocka_unit_test(what_is_no_file_of_choices_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
