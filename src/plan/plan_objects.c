@@ -53,7 +53,7 @@ static qe_status add_weight(qe_build *build, uint32_t index) {
         QE_TRY(add_object(build, &grad, &place->grad_object));
     }
     if (!info->quantized) return QE_OK;
-    if (info->scaled) QE_TRY(add_scales(build, info, place));
+    QE_TRY(add_scales(build, info, place));
     qe_object cache = named(QE_OBJECT_CACHE, info->name, ".cache");
     cache.weight = place->weight_object;
     cache.scale = place->scale_object[QE_SCALE_W];
