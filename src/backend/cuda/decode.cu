@@ -66,7 +66,7 @@ extern "C" qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cuda
         const dim3 grid(pieces_of(tensor->columns, DECODE_THREADS * 8), pieces_of(tensor->rows, DECODE_ROWS));
         return launch(decode_columns_kernel, grid, DECODE_THREADS, 1, 0, stream, job);
     }
-    const uint32_t blocks = pieces_of(static_cast<uint64_t>(tensor->rows) * tensor->columns, DECODE_THREADS);
-    return launch(decode_any_kernel, dim3(blocks < DECODE_BLOCKS_MAX ? blocks : DECODE_BLOCKS_MAX), DECODE_THREADS, 1, 0,
-                  stream, job);
+    const uint32_t needed = pieces_of(static_cast<uint64_t>(tensor->rows) * tensor->columns, DECODE_THREADS);
+    const uint32_t most = DECODE_BLOCKS_MAX, blocks = needed < most ? needed : most;
+    return launch(decode_any_kernel, dim3(blocks), DECODE_THREADS, 1, 0, stream, job);
 }

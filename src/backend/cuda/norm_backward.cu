@@ -250,7 +250,7 @@ KERNEL void __launch_bounds__(BACKWARD_THREADS) backward_any_kernel(const __grid
 }
 
 static qe_status backward_any(const qe_args_norm_backward *args, const norm_backward_job &job, cudaStream_t stream) {
-    const uint32_t partials = args->rows < QE_GAIN_PARTIALS ? args->rows : QE_GAIN_PARTIALS;
+    const uint32_t most = QE_GAIN_PARTIALS, partials = args->rows < most ? args->rows : most;
     if (job.partials) { /* first: dx may be written over dy */
         const dim3 grid(pieces_of(args->hidden, BACKWARD_THREADS), partials);
         LAUNCH_TRY(launch(gain_any_kernel, grid, BACKWARD_THREADS, 1, 0, stream, job));
@@ -303,9 +303,9 @@ static qe_status backward_codes(const norm_backward_job &job, int format, uint32
 /* A launch has at most QE_GAIN_PARTIALS clusters, one for each partial sum. */
 static qe_status backward_clusters(const qe_args_norm_backward *args, norm_backward_job job, int format,
                                    cudaStream_t stream) {
-    const uint32_t groups = pieces_of(args->rows, CLUSTER_ROWS);
-    for (; job.first_group < groups; job.first_group += QE_GAIN_PARTIALS) {
-        const uint32_t left = groups - job.first_group, clusters = left < QE_GAIN_PARTIALS ? left : QE_GAIN_PARTIALS;
+    const uint32_t groups = pieces_of(args->rows, CLUSTER_ROWS), most = QE_GAIN_PARTIALS;
+    for (; job.first_group < groups; job.first_group += most) {
+        const uint32_t left = groups - job.first_group, clusters = left < most ? left : most;
         LAUNCH_TRY(backward_codes(job, format, clusters, stream));
         if (job.partials)
             LAUNCH_TRY(partials_launch(args, clusters, job.first_group == 0 && args->set, stream));

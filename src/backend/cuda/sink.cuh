@@ -105,9 +105,9 @@ KERNEL void __launch_bounds__(SINGLE_THREADS) single_kernel(const __grid_constan
 }
 
 template <typename Source> static qe_status single_launch(const single_job<Source> &job, cudaStream_t stream) {
-    const uint32_t blocks = pieces_of(static_cast<uint64_t>(job.to.rows) * job.source.units, SINGLE_THREADS);
-    return launch(single_kernel<Source>, dim3(blocks < SINGLE_BLOCKS_MAX ? blocks : SINGLE_BLOCKS_MAX), SINGLE_THREADS,
-                  1, 0, stream, job);
+    const uint32_t needed = pieces_of(static_cast<uint64_t>(job.to.rows) * job.source.units, SINGLE_THREADS);
+    const uint32_t most = SINGLE_BLOCKS_MAX, blocks = needed < most ? needed : most;
+    return launch(single_kernel<Source>, dim3(blocks), SINGLE_THREADS, 1, 0, stream, job);
 }
 
 /* --- blocks of 128 ----------------------------------------------------------------------------------------------- */

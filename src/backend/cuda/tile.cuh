@@ -101,17 +101,10 @@ DEVICE float amax_of8(float amax, const float *v) {
  * block WARPS_X by WARPS_Y warps. AHEAD groups of four rows are under way from memory. Threads meet for the amax alone:
  * no barrier, no shared memory. */
 template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_> struct tile_shape {
-    enum {
-        FORMAT = FORMAT_,
-        ROWS = ROWS_,
-        ACROSS = ACROSS_,
-        GROUPS = ROWS_ / 4,
-        EARLY = AHEAD_ < GROUPS ? AHEAD_ : GROUPS,
-        WARPS_X = WARPS_X_,
-        THREADS = WARP * WARPS_X_ * WARPS_Y_,
-        UNITS = WARPS_X_ * ACROSS_ * 8,             /* of a block */
-        TALL = WARPS_Y_ * (WARP / ACROSS_) * ROWS_, /* rows of a block */
-    };
+    static constexpr int FORMAT = FORMAT_, ROWS = ROWS_, ACROSS = ACROSS_, WARPS_X = WARPS_X_;
+    static constexpr int GROUPS = ROWS / 4, EARLY = AHEAD_ < GROUPS ? AHEAD_ : GROUPS;
+    static constexpr int THREADS = WARP * WARPS_X * WARPS_Y_;
+    static constexpr int UNITS = WARPS_X * ACROSS * 8, TALL = WARPS_Y_ * (WARP / ACROSS) * ROWS; /* of a block */
 };
 
 template <typename Source> struct tile_job {

@@ -1,0 +1,239 @@
+/* emulator.cpp - see emulator.h. */
+#include "emulator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#include <vector_functions.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace {
+
+enum { LANES = 32, STACK_BYTES = 128 * 1024 };
+
+struct meeting { /* of a fixed set of fibers, again and again */
+    uint32_t expected = 0, arrived = 0, generation = 0;
+    void check() {
+        if (expected > 0 && arrived >= expected) arrived = 0, ++generation;
+    }
+};
+
+struct warp_state {
+    meeting all;
+    std::map<uint32_t, meeting> some; /* by mask */
+    uint64_t slot[LANES];
+};
+
+struct block_state {
+    meeting barrier;
+    std::vector<warp_state> warps;
+    std::map<const void *, std::vector<unsigned char>> shared;
+    uint32_t rank = 0;
+};
+
+struct fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    emulated_thread self;
+    block_state *block;
+    uint32_t lane, warp, awaited; /* awaited: generation of the cluster's barrier */
+    bool is_done;
+};
+
+struct machine {
+    ucontext_t scheduler;
+    std::vector<fiber> fibers;
+    std::vector<block_state> blocks;
+    meeting cluster;
+    fiber *running = nullptr;
+    const std::function<void()> *kernel = nullptr;
+    uint64_t events = 0; /* meetings and messages: no event in a round means that all wait for ever */
+    std::mt19937 random{20261129};
+};
+
+machine *current;
+
+void meet(meeting &m) {
+    const uint32_t generation = m.generation;
+    ++m.arrived, ++current->events;
+    m.check();
+    while (m.generation == generation) emulator_yield();
+}
+
+void fiber_main() {
+    (*current->kernel)();
+    fiber *f = current->running;
+    f->is_done = true;
+    ++current->events;
+    block_state *block = f->block;
+    --block->barrier.expected, block->barrier.check();
+    --block->warps[f->warp].all.expected, block->warps[f->warp].all.check();
+    --current->cluster.expected, current->cluster.check();
+    swapcontext(&f->context, &current->scheduler);
+}
+
+void fiber_start(fiber &f) {
+    f.stack.reset(new char[STACK_BYTES]);
+    f.is_done = false, f.awaited = 0;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = STACK_BYTES;
+    f.context.uc_link = &current->scheduler;
+    makecontext(&f.context, fiber_main, 0);
+}
+
+void schedule() {
+    std::vector<size_t> order(current->fibers.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (uint64_t idle = 0;;) {
+        bool is_alive = false;
+        const uint64_t before = current->events;
+        for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[current->random() % i]);
+        for (size_t i : order) {
+            fiber &f = current->fibers[i];
+            if (f.is_done) continue;
+            is_alive = true;
+            current->running = &f;
+            swapcontext(&current->scheduler, &f.context);
+        }
+        if (!is_alive) return;
+        idle = current->events == before ? idle + 1 : 0;
+        if (idle > 4) {
+            fprintf(stderr, "emulator: every thread of a cluster waits and none will be woken\n");
+            abort();
+        }
+    }
+}
+
+void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x, uint32_t y) {
+    machine &m = *current;
+    m.blocks.clear(), m.blocks.resize(cluster);
+    m.fibers.clear(), m.fibers.resize(static_cast<size_t>(cluster) * threads);
+    m.cluster = meeting();
+    m.cluster.expected = cluster * threads;
+    for (uint32_t b = 0; b < cluster; ++b) {
+        block_state &block = m.blocks[b];
+        block.rank = b;
+        block.barrier.expected = threads;
+        block.warps.resize((threads + LANES - 1) / LANES);
+        for (uint32_t t = 0; t < threads; ++t) {
+            fiber &f = m.fibers[b * threads + t];
+            f.self.thread = make_uint3(t, 0, 0), f.self.block = make_uint3(first_x + b, y, 0);
+            f.self.block_dim = dim3(threads), f.self.grid_dim = grid;
+            f.block = &block, f.lane = t % LANES, f.warp = t / LANES;
+            ++block.warps[f.warp].all.expected;
+            fiber_start(f);
+        }
+    }
+    schedule();
+}
+
+} // namespace
+
+const emulated_thread &emulator_self() { return current->running->self; }
+
+void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::function<void()> &kernel) {
+    machine m;
+    current = &m;
+    m.kernel = &kernel;
+    for (uint32_t y = 0; y < grid.y; ++y)
+        for (uint32_t x = 0; x < grid.x; x += cluster) run_cluster(grid, threads, cluster, x, y);
+    current = nullptr;
+}
+
+void emulator_yield() {
+    fiber *f = current->running;
+    swapcontext(&f->context, &current->scheduler);
+}
+
+void emulator_warp_barrier(uint32_t mask) {
+    fiber *f = current->running;
+    meeting &m = f->block->warps[f->warp].some[mask];
+    if (!(mask >> f->lane & 1)) {
+        fprintf(stderr, "emulator: lane %u waits for %08x, which it is not part of\n", f->lane, mask);
+        abort();
+    }
+    m.expected = static_cast<uint32_t>(__builtin_popcount(mask));
+    meet(m);
+}
+
+void emulator_block_barrier() { meet(current->running->block->barrier); }
+
+uint64_t emulator_exchange(uint64_t value, int from) {
+    fiber *f = current->running;
+    warp_state &warp = f->block->warps[f->warp];
+    warp.slot[f->lane] = value;
+    meet(warp.all);
+    const uint64_t got = warp.slot[from & (LANES - 1)];
+    meet(warp.all);
+    return got;
+}
+
+void *emulator_shared(const void *key, size_t bytes) {
+    std::vector<unsigned char> &memory = current->running->block->shared[key];
+    if (memory.empty()) memory.assign(bytes, 0xA5); /* nothing is zero of itself */
+    return memory.data();
+}
+
+void *emulator_remote(void *at, uint32_t rank) {
+    for (auto &piece : current->running->block->shared) {
+        unsigned char *begin = piece.second.data();
+        const ptrdiff_t offset = static_cast<unsigned char *>(at) - begin;
+        if (offset < 0 || offset >= static_cast<ptrdiff_t>(piece.second.size())) continue;
+        std::vector<unsigned char> &theirs = current->blocks.at(rank).shared[piece.first];
+        if (theirs.empty()) {
+            fprintf(stderr, "emulator: block %u is written to before it runs\n", rank);
+            abort();
+        }
+        ++current->events;
+        return theirs.data() + offset;
+    }
+    fprintf(stderr, "emulator: an address that is not shared memory\n");
+    abort();
+}
+
+uint32_t emulator_cluster_size() { return static_cast<uint32_t>(current->blocks.size()); }
+uint32_t emulator_cluster_rank() { return current->running->block->rank; }
+
+void emulator_cluster_arrive() {
+    current->running->awaited = current->cluster.generation;
+    ++current->cluster.arrived, ++current->events;
+    current->cluster.check();
+}
+void emulator_cluster_wait() {
+    while (current->cluster.generation == current->running->awaited) emulator_yield();
+    ++current->events;
+}
+
+/* --- the few calls of the runtime that launchers and checks make -------------------------------------------------- */
+
+extern "C" {
+cudaError_t CUDARTAPI cudaMalloc(void **at, size_t bytes) {
+    *at = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *at ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t CUDARTAPI cudaFree(void *at) {
+    free(at);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemset(void *at, int value, size_t bytes) {
+    memset(at, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t) {
+    memset(at, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceSynchronize(void) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaGetLastError(void) { return cudaSuccess; }
+const char *CUDARTAPI cudaGetErrorString(cudaError_t) { return "emulated"; }
+}

@@ -1,0 +1,34 @@
+/* emulator.h - runs kernels on a processor, one fiber per thread, so that their indices, bounds and barriers can be tested
+ * where there is no GPU. Fibers of a cluster take turns in a random order; a kernel whose threads all wait is reported.
+ * It knows nothing of memory ordering: what one fiber wrote, all others see. */
+#ifndef QE_TESTS_CUDA_EMULATOR_H
+#define QE_TESTS_CUDA_EMULATOR_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include <functional>
+
+struct emulated_thread {
+    uint3 thread, block;
+    dim3 block_dim, grid_dim;
+};
+
+/* Who asks. Valid inside a kernel only. */
+const emulated_thread &emulator_self();
+
+void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::function<void()> &kernel);
+
+void emulator_warp_barrier(uint32_t mask);
+void emulator_block_barrier();
+/* What lane `from` of this warp passes in the same call; all 32 lanes call. */
+uint64_t emulator_exchange(uint64_t value, int from);
+void *emulator_shared(const void *key, size_t bytes); /* one piece of memory per block and key */
+void *emulator_remote(void *at, uint32_t rank);       /* the same place in another block of the cluster */
+uint32_t emulator_cluster_size();
+uint32_t emulator_cluster_rank();
+void emulator_cluster_arrive();
+void emulator_cluster_wait();
+void emulator_yield(); /* lets others run; for loops that wait for a word */
+
+#endif
