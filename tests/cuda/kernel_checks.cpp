@@ -3,6 +3,25 @@
 
 #include <algorithm>
 
+std::vector<target_case> target_cases(const checks &all, bool is_weight) {
+    std::vector<target_case> cases;
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E4M3, is_weight, true, true, true, 3.7f, 0.0f});
+    cases.push_back({QE_RECIPE_CURRENT, QE_FORMAT_E5M2, is_weight, true, true, false, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_BF16, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
+    if (all.few) return cases;
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E5M2, is_weight, true, true, true, 3.7f, 0.0f});
+    cases.push_back({QE_RECIPE_CURRENT, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E4M3, is_weight, true, true, true, 0.02f, 1e30f});
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E4M3, is_weight, true, true, false, 1e38f, 0.0f});
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E5M2, is_weight, false, true, true, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E5M2, is_weight, true, false, true, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_CURRENT, QE_FORMAT_E4M3, is_weight, false, true, false, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_BLOCK, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_BLOCK, QE_FORMAT_E4M3, is_weight, true, false, false, 1.0f, 0.0f});
+    cases.push_back({QE_RECIPE_FP32, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
+    return cases;
+}
+
 /* --- elementwise: exact ------------------------------------------------------------------------------------------ */
 
 void check_quantize(checks &all, uint32_t rows, uint32_t columns, kind k) {
@@ -11,13 +30,16 @@ void check_quantize(checks &all, uint32_t rows, uint32_t columns, kind k) {
     const std::vector<float> values = decoded(x);
     buffer input(count * 2);
     input.put(x);
-    for (const target_case &c : target_cases(false)) {
+    for (const target_case &c : target_cases(all, false)) {
         target_memory memory(c, rows, columns);
-        std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &target) {
-            qe_args_quantize args = {};
-            args.x = input.at(), args.rows = rows, args.columns = columns, args.target = target;
-            return qe_cuda_quantize(&args, nullptr);
-        }, {});
+        std::string wrong = run_twice(memory, nullptr,
+                                      [&](const qe_quantize_target &target) {
+                                          qe_args_quantize args = {};
+                                          args.x = input.at(), args.rows = rows, args.columns = columns,
+                                          args.target = target;
+                                          return qe_cuda_quantize(&args, nullptr);
+                                      },
+                                      {});
         if (wrong.empty()) wrong = memory.wrong(values, EXACT);
         all.report(name_of("quantize", c, rows, columns), wrong);
     }
@@ -28,17 +50,20 @@ void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k)
     const std::vector<float> values = fp32_values(count, rows * 5 + columns, k);
     buffer input(count * 4), witness(8), epoch(8), key(16);
     input.put(values), witness.put(std::vector<uint64_t>{41}), epoch.put(std::vector<uint64_t>{43});
-    for (const target_case &c : target_cases(true)) {
+    for (const target_case &c : target_cases(all, true)) {
         const bool has_epoch = c.recipe == QE_RECIPE_DELAYED;
         target_memory memory(c, rows, columns);
-        std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &target) {
-            qe_args_quantize_weight args = {};
-            args.w = input.as<float>(), args.rows = rows, args.columns = columns, args.target = target;
-            args.weight_witness = witness.as<uint64_t>();
-            args.scale_epoch = has_epoch ? epoch.as<uint64_t>() : nullptr;
-            args.key = key.as<uint64_t>();
-            return qe_cuda_quantize_weight(&args, nullptr);
-        }, {&key});
+        std::string wrong = run_twice(memory, nullptr,
+                                      [&](const qe_quantize_target &target) {
+                                          qe_args_quantize_weight args = {};
+                                          args.w = input.as<float>(), args.rows = rows, args.columns = columns,
+                                          args.target = target;
+                                          args.weight_witness = witness.as<uint64_t>();
+                                          args.scale_epoch = has_epoch ? epoch.as<uint64_t>() : nullptr;
+                                          args.key = key.as<uint64_t>();
+                                          return qe_cuda_quantize_weight(&args, nullptr);
+                                      },
+                                      {&key});
         if (wrong.empty()) wrong = memory.wrong(values, EXACT);
         const std::vector<uint64_t> found = key.get<uint64_t>();
         if (wrong.empty() && (found[0] != 41 || found[1] != (has_epoch ? 43u : 0u))) wrong = "the key is wrong";
@@ -48,11 +73,13 @@ void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k)
 
 struct rope_shape {
     uint32_t rows, sequence, heads, kv_heads, head_dim;
-    uint32_t columns() const { return (heads + 2 * kv_heads) * head_dim; }
+    uint32_t columns() const {
+        return (heads + 2 * kv_heads) * head_dim;
+    }
 };
 
-static std::vector<float> rope_reference(const rope_shape &s, const std::vector<float> &qkv, const std::vector<float> &c,
-                                         const std::vector<float> &sine, bool back) {
+static std::vector<float> rope_reference(const rope_shape &s, const std::vector<float> &qkv,
+                                         const std::vector<float> &c, const std::vector<float> &sine, bool back) {
     std::vector<float> out = qkv;
     const uint32_t half = s.head_dim / 2;
     for (uint32_t row = 0; row < s.rows; ++row)
@@ -94,12 +121,15 @@ void check_rope(checks &all, uint32_t rows, uint32_t sequence, uint32_t heads, u
     all.report("rope " + std::to_string(rows) + "x" + std::to_string(s.columns()), wrong);
 
     const std::vector<float> values = rope_reference(s, decoded(x), cosine, sine, true);
-    for (const target_case &c : target_cases(false)) {
+    for (const target_case &c : target_cases(all, false)) {
         target_memory memory(c, rows, s.columns());
-        wrong = run_twice(memory, [&] { qkv.put(x); }, [&](const qe_quantize_target &target) {
-            args.target = target;
-            return qe_cuda_rope_backward_quantize(&args, nullptr);
-        }, {});
+        wrong = run_twice(
+            memory, [&] { qkv.put(x); },
+            [&](const qe_quantize_target &target) {
+                args.target = target;
+                return qe_cuda_rope_backward_quantize(&args, nullptr);
+            },
+            {});
         if (wrong.empty()) wrong = memory.wrong(values, EXACT);
         all.report(name_of("rope_backward_quantize", c, rows, s.columns()), wrong);
     }
@@ -107,10 +137,12 @@ void check_rope(checks &all, uint32_t rows, uint32_t sequence, uint32_t heads, u
 
 /* --- swiglu: near ------------------------------------------------------------------------------------------------ */
 
-static double sigmoid_reference(double g) { return 1.0 / (1.0 + exp(-fmin(fmax(g, -87.0), 87.0))); }
+static double sigmoid_reference(double g) {
+    return 1.0 / (1.0 + exp(-fmin(fmax(g, -87.0), 87.0)));
+}
 
-static void swiglu_references(uint32_t rows, uint32_t ffn, const std::vector<float> &gate_up, const std::vector<float> &dy,
-                              std::vector<float> *forward, std::vector<float> *backward) {
+static void swiglu_references(uint32_t rows, uint32_t ffn, const std::vector<float> &gate_up,
+                              const std::vector<float> &dy, std::vector<float> *forward, std::vector<float> *backward) {
     for (uint32_t row = 0; row < rows; ++row)
         for (uint32_t i = 0; i < ffn; ++i) {
             const size_t at = static_cast<size_t>(row) * 2 * ffn + i, y = static_cast<size_t>(row) * ffn + i;
@@ -128,20 +160,26 @@ void check_swiglu(checks &all, uint32_t rows, uint32_t ffn, kind k) {
     swiglu_references(rows, ffn, decoded(x), decoded(d), &forward, &backward);
     buffer gate_up(count * 4), dy(count * 2);
     gate_up.put(x), dy.put(d);
-    for (const target_case &c : target_cases(false)) {
+    for (const target_case &c : target_cases(all, false)) {
         target_memory memory(c, rows, ffn), twice(c, rows, 2 * ffn);
-        std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &target) {
-            qe_args_swiglu args = {};
-            args.gate_up = gate_up.at(), args.rows = rows, args.ffn = ffn, args.target = target;
-            return qe_cuda_swiglu_quantize(&args, nullptr);
-        }, {});
+        std::string wrong = run_twice(memory, nullptr,
+                                      [&](const qe_quantize_target &target) {
+                                          qe_args_swiglu args = {};
+                                          args.gate_up = gate_up.at(), args.rows = rows, args.ffn = ffn,
+                                          args.target = target;
+                                          return qe_cuda_swiglu_quantize(&args, nullptr);
+                                      },
+                                      {});
         if (wrong.empty()) wrong = memory.wrong(forward, NEAR);
         all.report(name_of("swiglu_quantize", c, rows, ffn), wrong);
-        wrong = run_twice(twice, nullptr, [&](const qe_quantize_target &target) {
-            qe_args_swiglu_backward args = {};
-            args.gate_up = gate_up.at(), args.dy = dy.at(), args.rows = rows, args.ffn = ffn, args.target = target;
-            return qe_cuda_swiglu_backward_quantize(&args, nullptr);
-        }, {});
+        wrong = run_twice(twice, nullptr,
+                          [&](const qe_quantize_target &target) {
+                              qe_args_swiglu_backward args = {};
+                              args.gate_up = gate_up.at(), args.dy = dy.at(), args.rows = rows, args.ffn = ffn,
+                              args.target = target;
+                              return qe_cuda_swiglu_backward_quantize(&args, nullptr);
+                          },
+                          {});
         if (wrong.empty()) wrong = twice.wrong(backward, NEAR);
         all.report(name_of("swiglu_backward_quantize", c, rows, 2 * ffn), wrong);
     }
@@ -161,7 +199,8 @@ static std::string wrong_rstd(const std::vector<float> &x, const std::vector<flo
     for (uint32_t row = 0; row < rows; ++row) {
         double sum = 0;
         for (uint32_t i = 0; i < hidden; ++i)
-            sum += static_cast<double>(x[static_cast<size_t>(row) * hidden + i]) * x[static_cast<size_t>(row) * hidden + i];
+            sum += static_cast<double>(x[static_cast<size_t>(row) * hidden + i]) *
+                   x[static_cast<size_t>(row) * hidden + i];
         const double rstd = 1.0 / sqrt(sum / hidden + epsilon);
         if (sum > 1e37) continue; /* beyond what fp32 adds up */
         const std::string wrong = wrong_number("rstd", row, found[row], rstd, 1e-6 * rstd);
@@ -190,12 +229,14 @@ void check_norm(checks &all, uint32_t rows, uint32_t hidden, kind k) {
     args.x = input.at(), args.gain = gain.as<float>(), args.rstd = rstd.as<float>();
     args.epsilon = 1e-5f, args.rows = rows, args.hidden = hidden;
     std::vector<float> first;
-    for (const target_case &c : target_cases(false)) {
+    for (const target_case &c : target_cases(all, false)) {
         target_memory memory(c, rows, hidden);
-        std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &target) {
-            args.target = target;
-            return qe_cuda_norm(&args, nullptr);
-        }, {&rstd});
+        std::string wrong = run_twice(memory, nullptr,
+                                      [&](const qe_quantize_target &target) {
+                                          args.target = target;
+                                          return qe_cuda_norm(&args, nullptr);
+                                      },
+                                      {&rstd});
         const std::vector<float> found = rstd.get<float>();
         if (wrong.empty()) wrong = wrong_rstd(decoded(x), found, rows, hidden, 1e-5);
         if (wrong.empty()) wrong = memory.wrong(normed_reference(decoded(x), found, g, hidden), EXACT);
@@ -206,8 +247,8 @@ void check_norm(checks &all, uint32_t rows, uint32_t hidden, kind k) {
     const target_case unused = {QE_RECIPE_FP32, QE_FORMAT_E4M3, false, false, false, false, 1.0f, 0.0f};
     target_memory memory(unused, rows, hidden);
     args.y = y.at();
-    std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &) { return qe_cuda_norm(&args, nullptr); },
-                                  {&rstd, &y});
+    std::string wrong = run_twice(
+        memory, nullptr, [&](const qe_quantize_target &) { return qe_cuda_norm(&args, nullptr); }, {&rstd, &y});
     const std::vector<float> expected = normed_reference(decoded(x), rstd.get<float>(), g, hidden);
     const std::vector<uint16_t> found = y.get<uint16_t>();
     for (size_t i = 0; i < count && wrong.empty(); ++i)
@@ -227,8 +268,8 @@ static std::string wrong_dx(const backward_world &w, const std::vector<uint16_t>
         const size_t begin = static_cast<size_t>(row) * w.hidden;
         double sum = 0, size = 0;
         for (uint32_t i = 0; i < w.hidden; ++i) {
-            const double term = static_cast<double>(qe_bf16_decode(w.dy[begin + i])) * w.gain[i] *
-                                qe_bf16_decode(w.x[begin + i]);
+            const double term =
+                static_cast<double>(qe_bf16_decode(w.dy[begin + i])) * w.gain[i] * qe_bf16_decode(w.x[begin + i]);
             sum += term, size += fabs(term);
         }
         const double rstd = w.rstd[row], mean = sum * rstd / w.hidden, mean_off = size * rstd / w.hidden * 2e-6;
@@ -246,7 +287,8 @@ static std::string wrong_dx(const backward_world &w, const std::vector<uint16_t>
     return "";
 }
 
-static std::string wrong_gain(const backward_world &w, const std::vector<float> &found, const std::vector<float> &before) {
+static std::string wrong_gain(const backward_world &w, const std::vector<float> &found,
+                              const std::vector<float> &before) {
     for (uint32_t i = 0; i < w.hidden; ++i) {
         double sum = before.empty() ? 0.0 : before[i], size = fabs(sum);
         for (uint32_t row = 0; row < w.rows; ++row) {
@@ -262,8 +304,13 @@ static std::string wrong_gain(const backward_world &w, const std::vector<float> 
 
 static backward_world backward_world_of(uint32_t rows, uint32_t hidden, kind k) {
     const size_t count = static_cast<size_t>(rows) * hidden;
-    backward_world w = {rows, hidden, bf16_values(count, 11, k), bf16_values(count, 12, k), bf16_values(count, 13, k),
-                        fp32_values(hidden, 14, PLAIN), std::vector<float>(rows)};
+    backward_world w = {rows,
+                        hidden,
+                        bf16_values(count, 11, k),
+                        bf16_values(count, 12, k),
+                        bf16_values(count, 13, k),
+                        fp32_values(hidden, 14, PLAIN),
+                        std::vector<float>(rows)};
     for (uint32_t row = 0; row < rows; ++row) w.rstd[row] = 0.25f + 0.001f * static_cast<float>(row % 97);
     return w;
 }
@@ -275,7 +322,7 @@ void check_norm_backward(checks &all, uint32_t rows, uint32_t hidden, kind k) {
     buffer grad(hidden * 4), partials(static_cast<size_t>(QE_GAIN_PARTIALS) * hidden * 4);
     dy.put(w.dy), x.put(w.x), residual.put(w.residual), gain.put(w.gain), rstd.put(w.rstd);
     const std::vector<float> before = fp32_values(hidden, 15, PLAIN);
-    std::vector<target_case> cases = target_cases(false);
+    std::vector<target_case> cases = target_cases(all, false);
     cases.push_back({QE_RECIPE_FP32, QE_FORMAT_E4M3, false, false, false, false, 1.0f, 0.0f}); /* not quantized */
     int number = 0;
     for (const target_case &c : cases) {
@@ -292,15 +339,16 @@ void check_norm_backward(checks &all, uint32_t rows, uint32_t hidden, kind k) {
             grad.put(before), partials.poison(0xFF);
             if (in_place) dx.put(w.residual);
         };
-        std::string wrong = run_twice(memory, again, [&](const qe_quantize_target &target) {
-            args.target = target;
-            return qe_cuda_norm_backward(&args, nullptr);
-        }, {&dx, &grad});
+        std::string wrong = run_twice(memory, again,
+                                      [&](const qe_quantize_target &target) {
+                                          args.target = target;
+                                          return qe_cuda_norm_backward(&args, nullptr);
+                                      },
+                                      {&dx, &grad});
         const std::vector<uint16_t> found = dx.get<uint16_t>();
         if (wrong.empty()) wrong = wrong_dx(w, found, has_residual);
         if (wrong.empty()) wrong = memory.wrong(decoded(found), EXACT); /* what is quantized is dx as it was stored */
-        if (wrong.empty() && has_grad)
-            wrong = wrong_gain(w, grad.get<float>(), set ? std::vector<float>() : before);
+        if (wrong.empty() && has_grad) wrong = wrong_gain(w, grad.get<float>(), set ? std::vector<float>() : before);
         if (wrong.empty() && !has_grad && grad.get<float>() != before) wrong = "a gradient that was not asked for";
         if (!partials.is_guarded()) wrong = "partial sums beyond their end";
         all.report(name_of("norm_backward", c, rows, hidden), wrong);
@@ -322,7 +370,8 @@ void check_decode(checks &all, uint32_t rows, uint32_t columns) {
     for (qe_format format : {QE_FORMAT_E4M3, QE_FORMAT_E5M2})
         for (int blocking = QE_BLOCKING_TENSOR; blocking <= QE_BLOCKING_TILE; ++blocking) {
             qe_qtensor tensor = {};
-            tensor.codes = codes.at(), tensor.scale_inv = scales.as<float>(), tensor.rows = rows, tensor.columns = columns;
+            tensor.codes = codes.at(), tensor.scale_inv = scales.as<float>(), tensor.rows = rows,
+            tensor.columns = columns;
             tensor.format = static_cast<uint8_t>(format), tensor.blocking = static_cast<uint8_t>(blocking);
             out.poison(0xA5);
             std::string wrong = qe_cuda_decode(&tensor, out.at(), nullptr) == QE_OK ? "" : "the launcher refused";
@@ -357,12 +406,55 @@ void check_codec(checks &all) {
     for (qe_format format : {QE_FORMAT_E4M3, QE_FORMAT_E5M2}) {
         const target_case c = {QE_RECIPE_DELAYED, format, true, true, true, true, 1.0f, 0.0f};
         target_memory memory(c, rows, columns);
-        std::string wrong = run_twice(memory, nullptr, [&](const qe_quantize_target &target) {
-            qe_args_quantize_weight args = {};
-            args.w = input.as<float>(), args.rows = rows, args.columns = columns, args.target = target;
-            return qe_cuda_quantize_weight(&args, nullptr);
-        }, {});
+        std::string wrong = run_twice(memory, nullptr,
+                                      [&](const qe_quantize_target &target) {
+                                          qe_args_quantize_weight args = {};
+                                          args.w = input.as<float>(), args.rows = rows, args.columns = columns,
+                                          args.target = target;
+                                          return qe_cuda_quantize_weight(&args, nullptr);
+                                      },
+                                      {});
         if (wrong.empty()) wrong = memory.wrong(values, EXACT);
         all.report(name_of("codec", c, rows, columns), wrong);
     }
+}
+
+static void check_small(checks &all) {
+    check_quantize(all, 16, 16, SPECIAL);
+    check_quantize(all, 144, 208, SPECIAL);
+    check_quantize(all, 37, 51, SPECIAL);
+    check_quantize_weight(all, 80, 144, SPECIAL);
+    check_quantize_weight(all, 19, 130, WIDE);
+    check_rope(all, 48, 24, 3, 1, 32, SPECIAL);
+    check_rope(all, 48, 16, 2, 1, 128, SPECIAL);
+    check_rope(all, 21, 7, 2, 1, 12, SPECIAL);
+    check_swiglu(all, 48, 80, WIDE);
+    check_swiglu(all, 13, 21, PLAIN);
+    check_norm(all, 48, 144, SPECIAL);
+    check_norm(all, 16, 1024, WIDE);
+    check_norm(all, 21, 99, WIDE);
+    check_norm_backward(all, 48, 144, WIDE);
+    check_norm_backward(all, 16, 1024, WIDE);
+    check_norm_backward(all, 21, 99, WIDE);
+    check_decode(all, 150, 136);
+    check_decode(all, 7, 9);
+}
+
+void check_everything(checks &all, bool with_large) {
+    check_small(all);
+    if (!with_large) return;
+    check_codec(all);
+    all.few = true;
+    check_quantize(all, 1040, 3104, SPECIAL);
+    check_quantize_weight(all, 2048, 1552, SPECIAL);
+    check_rope(all, 1040, 208, 16, 4, 128, SPECIAL);
+    check_swiglu(all, 528, 6160, WIDE);
+    check_norm(all, 1024, 1024, PLAIN);
+    check_norm(all, 784, 4112, SPECIAL);
+    check_norm(all, 528, 8192, WIDE);
+    check_norm(all, 272, 12288, PLAIN);
+    check_norm_backward(all, 1024, 1024, PLAIN);
+    check_norm_backward(all, 784, 4112, WIDE);
+    check_norm_backward(all, 528, 8192, PLAIN);
+    check_norm_backward(all, 16400, 208, PLAIN);
 }

@@ -10,6 +10,7 @@
 
 struct checks {
     int run = 0, failed = 0;
+    bool few = false; /* only some targets: large shapes take long on the processor */
     void report(const std::string &name, const std::string &wrong) {
         ++run;
         if (wrong.empty()) return;
@@ -53,25 +54,8 @@ inline std::string run_twice(target_memory &memory, const std::function<void()> 
     return "";
 }
 
-/* The targets that every quantizing op is tried with. Shapes that are no multiples of 16 skip what is not defined there
- * for products, but every kernel must still fill them. */
-inline std::vector<target_case> target_cases(bool is_weight) {
-    std::vector<target_case> cases;
-    for (qe_format format : {QE_FORMAT_E4M3, QE_FORMAT_E5M2}) {
-        cases.push_back({QE_RECIPE_DELAYED, format, is_weight, true, true, true, 3.7f, 0.0f});
-        cases.push_back({QE_RECIPE_CURRENT, format, is_weight, true, true, false, 1.0f, 0.0f});
-    }
-    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E4M3, is_weight, true, true, true, 0.02f, 1e30f});
-    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E4M3, is_weight, true, true, false, 1e38f, 0.0f});
-    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E5M2, is_weight, false, true, true, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_DELAYED, QE_FORMAT_E5M2, is_weight, true, false, true, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_CURRENT, QE_FORMAT_E4M3, is_weight, false, true, false, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_BLOCK, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_BLOCK, QE_FORMAT_E4M3, is_weight, true, false, false, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_BF16, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
-    cases.push_back({QE_RECIPE_FP32, QE_FORMAT_E4M3, is_weight, true, true, false, 1.0f, 0.0f});
-    return cases;
-}
+/* The targets that every quantizing op is tried with. */
+std::vector<target_case> target_cases(const checks &all, bool is_weight);
 
 void check_quantize(checks &all, uint32_t rows, uint32_t columns, kind k);
 void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k);
@@ -82,5 +66,7 @@ void check_norm(checks &all, uint32_t rows, uint32_t hidden, kind k);
 void check_norm_backward(checks &all, uint32_t rows, uint32_t hidden, kind k);
 void check_decode(checks &all, uint32_t rows, uint32_t columns);
 void check_codec(checks &all);
+/* All of the above on shapes that reach every path of the launchers; the large ones only where asked for. */
+void check_everything(checks &all, bool with_large);
 
 #endif

@@ -25,23 +25,36 @@ enum { GUARD_BYTES = 256, GUARD = 0x5C };
 
 /* Memory of the device between two guards. Its bytes are poison until they are written. */
 class buffer {
-public:
+   public:
     explicit buffer(size_t bytes) : bytes_(bytes) {
         MUST(cudaMalloc(&raw_, bytes + 2 * GUARD_BYTES));
         MUST(cudaMemset(raw_, GUARD, bytes + 2 * GUARD_BYTES));
     }
-    ~buffer() { cudaFree(raw_); }
+    ~buffer() {
+        cudaFree(raw_);
+    }
     buffer(const buffer &) = delete;
     buffer &operator=(const buffer &) = delete;
-    void *at() const { return static_cast<char *>(raw_) + GUARD_BYTES; }
-    size_t bytes() const { return bytes_; }
-    template <typename T> T *as() const { return static_cast<T *>(at()); }
-    void poison(int value) { MUST(cudaMemset(at(), value, bytes_)); }
-    template <typename T> void put(const std::vector<T> &values) {
+    void *at() const {
+        return static_cast<char *>(raw_) + GUARD_BYTES;
+    }
+    size_t bytes() const {
+        return bytes_;
+    }
+    template <typename T>
+    T *as() const {
+        return static_cast<T *>(at());
+    }
+    void poison(int value) {
+        MUST(cudaMemset(at(), value, bytes_));
+    }
+    template <typename T>
+    void put(const std::vector<T> &values) {
         if (values.size() * sizeof(T) != bytes_) abort();
         MUST(cudaMemcpy(at(), values.data(), bytes_, cudaMemcpyHostToDevice));
     }
-    template <typename T> std::vector<T> get() const {
+    template <typename T>
+    std::vector<T> get() const {
         std::vector<T> values(bytes_ / sizeof(T));
         MUST(cudaMemcpy(values.data(), at(), bytes_, cudaMemcpyDeviceToHost));
         return values;
@@ -54,29 +67,32 @@ public:
         return true;
     }
 
-private:
+   private:
     void *raw_ = nullptr;
     size_t bytes_;
 };
 
 /* Numbers with no structure that a kernel could share. */
 class numbers {
-public:
-    explicit numbers(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 1) {}
+   public:
+    explicit numbers(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 1) {
+    }
     uint64_t next() {
         uint64_t z = state_ += 0x9E3779B97F4A7C15u;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         return z ^ (z >> 31);
     }
-    double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+    double uniform() {
+        return static_cast<double>(next() >> 11) * 0x1p-53;
+    }
     /* About normal; `wide`: times a power of two up to 2^+-10. */
     float value(bool wide) {
         const double v = (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.7;
         return static_cast<float>(wide ? ldexp(v, static_cast<int>(next() % 21) - 10) : v);
     }
 
-private:
+   private:
     uint64_t state_;
 };
 
@@ -124,6 +140,8 @@ inline uint32_t bits_of_float(float value) {
 }
 
 /* As the device rounds: a NaN is 0x7FFF. */
-inline uint16_t bf16_of(float value) { return value != value ? 0x7FFF : qe_bf16_encode(value); }
+inline uint16_t bf16_of(float value) {
+    return value != value ? 0x7FFF : qe_bf16_encode(value);
+}
 
 #endif

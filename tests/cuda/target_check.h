@@ -20,12 +20,12 @@ struct target_case {
 
 /* What the kernel's values may differ by from the reference. Codes: of one step each, in this part of the elements. */
 struct tolerance {
-    double off_by_one;    /* part of the codes; 0: none may differ */
+    double off_by_one; /* part of the codes; 0: none may differ */
     double amax_relative; /* 0: equal bits */
 };
 
 class target_memory {
-public:
+   public:
     target_memory(const target_case &c, uint32_t rows, uint32_t columns) : case_(c), rows_(rows), columns_(columns) {
         const size_t count = static_cast<size_t>(rows) * columns;
         const bool is_block = c.recipe == QE_RECIPE_BLOCK;
@@ -87,11 +87,17 @@ public:
         return wrong_scaled(values, allowed);
     }
 
-    const buffer *operand() const { return operand_.get(); }
-    const buffer *retained() const { return retained_.get(); }
+    const buffer *operand() const {
+        return operand_.get();
+    }
+    const buffer *retained() const {
+        return retained_.get();
+    }
 
-private:
-    static uint32_t pieces(uint32_t count) { return (count + QE_BLOCK - 1) / QE_BLOCK; }
+   private:
+    static uint32_t pieces(uint32_t count) {
+        return (count + QE_BLOCK - 1) / QE_BLOCK;
+    }
 
     std::vector<buffer *> all() const {
         std::vector<buffer *> list = {amax_.get()};
@@ -133,14 +139,15 @@ private:
         size_t off = 0;
         for (uint32_t i = 0; i < rows_; ++i)
             for (uint32_t j = 0; j < columns_; ++j) {
-                const size_t at = transposed ? static_cast<size_t>(j) * rows_ + i : static_cast<size_t>(i) * columns_ + j;
+                const size_t at =
+                    transposed ? static_cast<size_t>(j) * rows_ + i : static_cast<size_t>(i) * columns_ + j;
                 const uint8_t want = qe_fp8_encode(format, expected(i, j));
                 if (codes[at] == want) continue;
                 const bool is_step = (codes[at] ^ want) < 0x80 && abs((codes[at] & 0x7F) - (want & 0x7F)) == 1;
                 const bool is_zero = (codes[at] & 0x7F) + (want & 0x7F) <= 1; /* a step through zero */
                 if (allowed.off_by_one > 0 && (is_step || is_zero) && ++off <= limit(allowed)) continue;
-                return place(transposed ? "transposed code" : "code", i, j, codes[at], want) + " off by one: " +
-                       std::to_string(off);
+                return place(transposed ? "transposed code" : "code", i, j, codes[at], want) +
+                       " off by one: " + std::to_string(off);
             }
         return "";
     }
@@ -167,7 +174,9 @@ private:
         const float inverse = inverse_->get<float>()[0], wanted = qe_scale_inverse(scale);
         if (!is_near(inverse, wanted, is_delayed ? 0.0 : allowed.amax_relative))
             return place("scale_inv", 0, 0, inverse, wanted);
-        const auto expected = [&](uint32_t i, uint32_t j) { return values[static_cast<size_t>(i) * columns_ + j] * scale; };
+        const auto expected = [&](uint32_t i, uint32_t j) {
+            return values[static_cast<size_t>(i) * columns_ + j] * scale;
+        };
         std::string wrong;
         if (operand_) wrong = wrong_codes(*operand_, case_.format, false, allowed, expected);
         if (wrong.empty() && retained_) wrong = wrong_codes(*retained_, case_.format, true, allowed, expected);
@@ -191,7 +200,8 @@ private:
                 } else {
                     float value;
                     memcpy(&value, &cached(b)[at * 4], sizeof value);
-                    if ((value != value && values[at] != values[at]) || is_near(value, values[at], allowed.amax_relative))
+                    if ((value != value && values[at] != values[at]) ||
+                        is_near(value, values[at], allowed.amax_relative))
                         continue;
                     /* where terms cancel, little is left of a value */
                     if (allowed.off_by_one > 0 && is_near(value, values[at], 1e-2) && ++off <= 10 * limit(allowed))
@@ -211,7 +221,9 @@ private:
         return cache_;
     }
 
-    float block_scale(float amax) const { return qe_scale_from_amax(amax, qe_format_max(case_.format), 1); }
+    float block_scale(float amax) const {
+        return qe_scale_from_amax(amax, qe_format_max(case_.format), 1);
+    }
 
     /* Scales of the 1x128, 128x1 or 128x128 block that holds (i, j), for all blocks. */
     std::vector<float> scales(const std::vector<float> &values, uint32_t tall, uint32_t wide) const {
@@ -250,7 +262,8 @@ private:
             if (allowed.off_by_one <= 0 && bits_of_float(inverse[b]) != bits_of_float(qe_scale_inverse(scale[b])))
                 return place("scale_inv", static_cast<uint32_t>(b), 0, inverse[b], qe_scale_inverse(scale[b]));
         return wrong_codes(*retained_, case_.format, false, allowed, [&](uint32_t i, uint32_t j) {
-            return values[static_cast<size_t>(i) * columns_ + j] * scale[static_cast<size_t>(i / deep) * beside + j / wide];
+            return values[static_cast<size_t>(i) * columns_ + j] *
+                   scale[static_cast<size_t>(i / deep) * beside + j / wide];
         });
     }
 

@@ -10,12 +10,20 @@ enum { FORMAT_NONE = -1 }; /* no codes: only the amax is wanted */
 static const uint32_t FLOAT_INFINITE = 0x7F800000u, FLOAT_LARGEST = 0x7F7FFFFFu, FLOAT_QUIET = 0x7FC00000u;
 
 /* A word holds two bf16. */
-DEVICE float low_bf16(uint32_t word) { return float_of(word << 16); }
-DEVICE float high_bf16(uint32_t word) { return float_of(word & 0xFFFF0000u); }
-DEVICE float bf16_value(uint16_t code) { return float_of(static_cast<uint32_t>(code) << 16); }
+DEVICE float low_bf16(uint32_t word) {
+    return float_of(word << 16);
+}
+DEVICE float high_bf16(uint32_t word) {
+    return float_of(word & 0xFFFF0000u);
+}
+DEVICE float bf16_value(uint16_t code) {
+    return float_of(static_cast<uint32_t>(code) << 16);
+}
 
 /* qe_bf16_encode, but that every NaN is 0x7FFF: the instruction drops its sign and payload. */
-DEVICE uint32_t bf16_code(float value) { return round_bf16_pair(value, 0.0f) & 0xFFFFu; }
+DEVICE uint32_t bf16_code(float value) {
+    return round_bf16_pair(value, 0.0f) & 0xFFFFu;
+}
 
 DEVICE void unpack8(uint4 words, float *v) {
     v[0] = low_bf16(words.x), v[1] = high_bf16(words.x);
@@ -30,7 +38,8 @@ DEVICE uint4 pack8(const float *v) {
 }
 
 /* Four codes of v * scale. */
-template <int FORMAT> static __device__ __forceinline__ uint32_t encode4(const float *v, float scale) {
+template <int FORMAT>
+static __device__ __forceinline__ uint32_t encode4(const float *v, float scale) {
     if (FORMAT == QE_FORMAT_E4M3)
         return encode_e4m3(mul(v[0], scale), mul(v[1], scale), mul(v[2], scale), mul(v[3], scale));
     return encode_e5m2(mul(v[0], scale), mul(v[1], scale), mul(v[2], scale), mul(v[3], scale));
@@ -46,7 +55,8 @@ DEVICE float decode1(int format, uint32_t code) {
     const uint32_t drop = format == QE_FORMAT_E4M3 ? 20 : 21, rebias = (format == QE_FORMAT_E4M3 ? 120u : 112u) << 23;
     const uint32_t largest = format == QE_FORMAT_E4M3 ? 0x7Eu : 0x7Bu;
     const uint32_t size = code & 0x7Fu, sign = (code & 0x80u) << 24;
-    if (size > largest) return float_of(sign | (format == QE_FORMAT_E5M2 && size == 0x7Cu ? FLOAT_INFINITE : FLOAT_QUIET));
+    if (size > largest)
+        return float_of(sign | (format == QE_FORMAT_E5M2 && size == 0x7Cu ? FLOAT_INFINITE : FLOAT_QUIET));
     const uint32_t shifted = (size << drop) + rebias, lowest = rebias + (1u << 23);
     if (shifted >= lowest) return float_of(sign | shifted);
     /* A subnormal is read with a hidden bit that is then taken away. */
@@ -61,9 +71,13 @@ DEVICE float scale_from_amax(float amax, float format_max, bool power_of_two_wan
     return power_of_two_wanted ? float_of(bits_of(scale) & 0xFF800000u) : scale;
 }
 
-DEVICE float inverse_of(float scale) { return quotient(1.0f, scale); }
+DEVICE float inverse_of(float scale) {
+    return quotient(1.0f, scale);
+}
 
-DEVICE float format_max_of(int format) { return format == QE_FORMAT_E4M3 ? 448.0f : 57344.0f; }
+DEVICE float format_max_of(int format) {
+    return format == QE_FORMAT_E4M3 ? 448.0f : 57344.0f;
+}
 
 /* 1 / (1 + e^-g) within 4 units in the last place. The exponent is cut at 87, where the result is still a normal
  * number. The product g * log2(e) is taken exactly (what its rounding lost is put back to first order), and the table's

@@ -15,10 +15,11 @@ enum { DECODE_THREADS = 256, DECODE_BLOCKS_MAX = 8192 };
 DEVICE float decode_inverse(const qe_qtensor &tensor, uint32_t row, uint32_t column) {
     const uint32_t across = (tensor.columns + QE_BLOCK - 1) / QE_BLOCK;
     switch (tensor.blocking) {
-    case QE_BLOCKING_ROW: return tensor.scale_inv[static_cast<size_t>(row) * across + column / QE_BLOCK];
-    case QE_BLOCKING_COLUMN: return tensor.scale_inv[static_cast<size_t>(row / QE_BLOCK) * tensor.columns + column];
-    case QE_BLOCKING_TILE: return tensor.scale_inv[static_cast<size_t>(row / QE_BLOCK) * across + column / QE_BLOCK];
-    default: return tensor.scale_inv[0];
+        case QE_BLOCKING_ROW: return tensor.scale_inv[static_cast<size_t>(row) * across + column / QE_BLOCK];
+        case QE_BLOCKING_COLUMN: return tensor.scale_inv[static_cast<size_t>(row / QE_BLOCK) * tensor.columns + column];
+        case QE_BLOCKING_TILE:
+            return tensor.scale_inv[static_cast<size_t>(row / QE_BLOCK) * across + column / QE_BLOCK];
+        default: return tensor.scale_inv[0];
     }
 }
 
@@ -28,7 +29,8 @@ KERNEL void __launch_bounds__(DECODE_THREADS) decode_any_kernel(const __grid_con
     const uint64_t count = static_cast<uint64_t>(tensor.rows) * tensor.columns;
     for (uint64_t i = blockIdx.x * static_cast<uint64_t>(DECODE_THREADS) + threadIdx.x; i < count;
          i += static_cast<uint64_t>(DECODE_THREADS) * gridDim.x) {
-        const uint32_t row = static_cast<uint32_t>(i / tensor.columns), column = static_cast<uint32_t>(i % tensor.columns);
+        const uint32_t row = static_cast<uint32_t>(i / tensor.columns),
+                       column = static_cast<uint32_t>(i % tensor.columns);
         const uint64_t from = tensor.transposed ? static_cast<uint64_t>(column) * tensor.rows + row : i;
         const float value = decode1(tensor.format, codes[from]);
         job.values[i] = static_cast<uint16_t>(bf16_code(mul(value, decode_inverse(tensor, row, column))));

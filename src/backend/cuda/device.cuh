@@ -23,11 +23,17 @@ DEVICE uint4 load_once(const void *at) {
 }
 
 /* The compiler forgets what it made of these words: it unpacks them again rather than keep both in registers. */
-DEVICE void forget(uint4 &v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
+DEVICE void forget(uint4 &v) {
+    asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+}
 
-DEVICE float4 load_table(const float *at) { return __ldg(reinterpret_cast<const float4 *>(at)); }
+DEVICE float4 load_table(const float *at) {
+    return __ldg(reinterpret_cast<const float4 *>(at));
+}
 
-DEVICE void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+DEVICE void prefetch(const void *at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
 
 /* What others may raise meanwhile. */
 DEVICE int32_t load_shared_word(const int32_t *at) {
@@ -35,20 +41,45 @@ DEVICE int32_t load_shared_word(const int32_t *at) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
-DEVICE void raise_word(int32_t *at, int32_t value) { atomicMax(at, value); }
+DEVICE void raise_word(int32_t *at, int32_t value) {
+    atomicMax(at, value);
+}
 
 /* Rounded one by one: no fused multiply-add unless it is asked for, whatever the compiler's options. */
-DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
-DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
-DEVICE float sub(float a, float b) { return __fsub_rn(a, b); }
-DEVICE float quotient(float a, float b) { return __fdiv_rn(a, b); }
-DEVICE float root(float a) { return __fsqrt_rn(a); }
-DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-DEVICE float larger(float a, float b) { return fmaxf(a, b); } /* ignores NaN */
-DEVICE float smaller(float a, float b) { return fminf(a, b); }
-DEVICE float magnitude(float a) { return fabsf(a); }
-DEVICE uint32_t bits_of(float a) { return __float_as_uint(a); }
-DEVICE float float_of(uint32_t a) { return __uint_as_float(a); }
+DEVICE float mul(float a, float b) {
+    return __fmul_rn(a, b);
+}
+DEVICE float add(float a, float b) {
+    return __fadd_rn(a, b);
+}
+DEVICE float sub(float a, float b) {
+    return __fsub_rn(a, b);
+}
+DEVICE float quotient(float a, float b) {
+    return __fdiv_rn(a, b);
+}
+DEVICE float root(float a) {
+    return __fsqrt_rn(a);
+}
+DEVICE float fused(float a, float b, float c) {
+    return __fmaf_rn(a, b, c);
+}
+/* The one that is no NaN, where the other is. */
+DEVICE float larger(float a, float b) {
+    return fmaxf(a, b);
+}
+DEVICE float smaller(float a, float b) {
+    return fminf(a, b);
+}
+DEVICE float magnitude(float a) {
+    return fabsf(a);
+}
+DEVICE uint32_t bits_of(float a) {
+    return __float_as_uint(a);
+}
+DEVICE float float_of(uint32_t a) {
+    return __uint_as_float(a);
+}
 
 /* 2^x and 1/x from the table unit, about 2 units in the last place; subnormals are 0. */
 DEVICE float power_of_two(float x) {
@@ -62,7 +93,9 @@ DEVICE float reciprocal_estimate(float x) {
     return y;
 }
 
-DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) {
+    return __byte_perm(low, high, selector);
+}
 
 /* Four codes, the first in the lowest byte: round to nearest even, saturating, NaN is 0x7F. */
 DEVICE uint32_t encode_e4m3(float a, float b, float c, float d) {
@@ -93,22 +126,36 @@ DEVICE uint32_t round_bf16_pair(float a, float b) {
     return pair;
 }
 
-DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
-DEVICE float shuffle(float value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
-DEVICE int32_t warp_largest(int32_t value) { return __reduce_max_sync(0xFFFFFFFFu, value); }
-DEVICE uint32_t warp_ballot(bool vote) { return __ballot_sync(0xFFFFFFFFu, vote); }
-/* The lanes of `mask`, all of which come here. No access to memory moves across it, so loads before it are all under way
- * before the first of them is waited for; without it the assembler puts each next to its use to save registers. */
-DEVICE void warp_barrier(uint32_t mask) { asm volatile("bar.warp.sync %0;" ::"r"(mask) : "memory"); }
-DEVICE void block_barrier() { __syncthreads(); }
+DEVICE float shuffle_xor(float value, int mask) {
+    return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+}
+DEVICE float shuffle(float value, int lane) {
+    return __shfl_sync(0xFFFFFFFFu, value, lane);
+}
+DEVICE int32_t warp_largest(int32_t value) {
+    return __reduce_max_sync(0xFFFFFFFFu, value);
+}
+DEVICE uint32_t warp_ballot(bool vote) {
+    return __ballot_sync(0xFFFFFFFFu, vote);
+}
+/* The lanes of `mask`, all of which come here. No access to memory moves across it, so loads before it are all under
+ * way before the loads and stores behind it; without it the assembler puts each next to its use to save registers. */
+DEVICE void warp_barrier(uint32_t mask) {
+    asm volatile("bar.warp.sync %0;" ::"r"(mask) : "memory");
+}
+DEVICE void block_barrier() {
+    __syncthreads();
+}
 
 /* Memory that the threads of a block share: one object per type and kernel. */
-template <typename T> static __device__ __forceinline__ T &shared_object() {
+template <typename T>
+static __device__ __forceinline__ T &shared_object() {
     __shared__ T object;
     return object;
 }
 /* The same for more than 48 KiB, sized at the launch: one object per kernel. */
-template <typename T> static __device__ __forceinline__ T &shared_large_object() {
+template <typename T>
+static __device__ __forceinline__ T &shared_large_object() {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     return *reinterpret_cast<T *>(shared_bytes);
 }
@@ -124,19 +171,26 @@ DEVICE uint32_t cluster_rank() {
     return rank;
 }
 /* Half a barrier of the cluster each. Nothing written before arriving is thereby seen by others. */
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 /* A mailbox counts bytes that other blocks of the cluster send into this block's shared memory. One thread opens it and
  * arms it before each use; blocks meet at the cluster's barrier before the first byte is sent to an armed mailbox. */
 struct mailbox {
     uint64_t word;
 };
-DEVICE uint32_t shared_address(const void *at) { return static_cast<uint32_t>(__cvta_generic_to_shared(at)); }
+DEVICE uint32_t shared_address(const void *at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
 DEVICE void mailbox_open(mailbox *box) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                 "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(box))
-                 : "memory");
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(box))
+        : "memory");
 }
 DEVICE void mailbox_arm(mailbox *box, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(box)), "r"(bytes)
@@ -144,22 +198,24 @@ DEVICE void mailbox_arm(mailbox *box, uint32_t bytes) {
 }
 /* Writes where block `rank` has what lies at `at` here, and counts four bytes in its mailbox. */
 DEVICE void mailbox_send(float *at, mailbox *box, uint32_t rank, float value) {
-    asm volatile("{\n.reg .b32 remote, counter;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %2;\n"
-                 "mapa.shared::cluster.u32 counter, %1, %2;\n"
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [remote], %3, [counter];\n}" ::"r"(
-                     shared_address(at)),
-                 "r"(shared_address(box)), "r"(rank), "f"(value)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .b32 remote, counter;\n"
+        "mapa.shared::cluster.u32 remote, %0, %2;\n"
+        "mapa.shared::cluster.u32 counter, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [remote], %3, [counter];\n}" ::"r"(
+            shared_address(at)),
+        "r"(shared_address(box)), "r"(rank), "f"(value)
+        : "memory");
 }
 /* Until all bytes of use number `use` (from 0) are there. */
 DEVICE void mailbox_wait(mailbox *box, uint32_t use) {
-    asm volatile("{\n.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(shared_address(box)),
-                 "r"(use & 1u)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_address(box)),
+        "r"(use & 1u)
+        : "memory");
 }
 
 #endif

@@ -1,14 +1,14 @@
-/* norm.cu - RMSNorm, and quantized in the same pass: y = (x * rstd) * gain, rstd = 1 / sqrt(sum(x*x) / hidden + epsilon).
- * A cluster keeps 32 rows in registers between the sum and the codes, so x is read once. Recipes whose scale is not
- * known beforehand take rstd (and the amax) from one pass and quantize in another. */
+/* norm.cu - RMSNorm, and quantized in the same pass: y = (x * rstd) * gain,
+ * rstd = 1 / sqrt(sum(x*x) / hidden + epsilon). A cluster keeps 32 rows in registers between the sum and the codes, so x
+ * is read once. Recipes whose scale is not known beforehand take rstd from one pass and quantize in others. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/row_sums.cuh"
 #include "backend/cuda/sink.cuh"
 
 struct norm_job {
-    const uint16_t *x;  /* [rows, hidden] bf16 */
-    const float *gain;  /* [hidden] */
-    float *rstd;        /* [rows] */
+    const uint16_t *x; /* [rows, hidden] bf16 */
+    const float *gain; /* [hidden] */
+    float *rstd; /* [rows] */
     uint16_t *value[2]; /* [rows, hidden] bf16; NULL: not wanted */
     code_planes planes; /* rows and hidden stand here */
     scaling scale;
@@ -19,10 +19,11 @@ struct norm_job {
 /* Threads side by side along a row have ROWS * 8 columns a warp (row_sums.cuh). */
 struct norm_place {
     uint32_t first, column; /* row and column of the thread's corner */
-    bool inside;            /* it has columns */
+    bool inside; /* it has columns */
 };
 
-template <int ROWS> static METHOD norm_place norm_place_of(uint32_t group, uint32_t hidden) {
+template <int ROWS>
+static METHOD norm_place norm_place_of(uint32_t group, uint32_t hidden) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     norm_place place;
     place.column = (blockIdx.x * (blockDim.x / WARP) + warp) * (ROWS * 8) + lane % ROWS * 8;
@@ -128,7 +129,8 @@ KERNEL void __launch_bounds__(NORM_THREADS) norm_rstd_kernel(const __grid_consta
 
 /* --- launchers --------------------------------------------------------------------------------------------------- */
 
-template <int FORMAT, int ROWS> static qe_status norm_launch(const norm_job &job, cudaStream_t stream) {
+template <int FORMAT, int ROWS>
+static qe_status norm_launch(const norm_job &job, cudaStream_t stream) {
     const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
     const dim3 grid(shape.blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
     return launch(norm_kernel<FORMAT, ROWS>, grid, shape.warps * WARP, shape.blocks, 0, stream, job);
@@ -137,7 +139,8 @@ template <int FORMAT, int ROWS> static qe_status norm_launch(const norm_job &job
 /* Few rows per thread where many would leave multiprocessors idle. */
 enum { NORM_SMALL_VALUES = 3 << 20 };
 
-template <int FORMAT> static qe_status norm_format(const norm_job &job, cudaStream_t stream) {
+template <int FORMAT>
+static qe_status norm_format(const norm_job &job, cudaStream_t stream) {
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     const bool is_small = values <= NORM_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0;
     return is_small ? norm_launch<FORMAT, 4>(job, stream) : norm_launch<FORMAT, 16>(job, stream);

@@ -3,32 +3,34 @@
  *
  * dx is an activation: it is rounded to bf16, and what is quantized is that bf16 value, so this op has the bits of a
  * norm backward and a quantize after each other. A cluster keeps 32 rows in registers between the sum and dx: every
- * input is read once. The gain's gradient: a thread adds its rows in order (fused multiply-add), threads of a column are
- * added as a tree; one partial sum per cluster; then partials in the order that partials_kernel says. */
+ * input is read once. The gain's gradient: a thread adds its rows in order (fused multiply-add), threads of a column
+ * are added as a tree; one partial sum per cluster; then partials in the order that partials_kernel says. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/row_sums.cuh"
 #include "backend/cuda/sink.cuh"
 
 struct norm_backward_job {
-    const uint16_t *dy, *x;   /* [rows, hidden] bf16 */
+    const uint16_t *dy, *x; /* [rows, hidden] bf16 */
     const float *rstd, *gain; /* [rows], [hidden] */
     const uint16_t *residual; /* [rows, hidden] bf16; NULL: none; may be dx */
-    uint16_t *dx;             /* [rows, hidden] bf16 */
-    float *partials;          /* [gridDim.y, hidden]; NULL: no gradient of the gain */
-    uint32_t first_group;     /* of 32 rows: this launch begins there */
-    code_planes planes;       /* rows and hidden stand here */
+    uint16_t *dx; /* [rows, hidden] bf16 */
+    float *partials; /* [gridDim.y, hidden]; NULL: no gradient of the gain */
+    uint32_t first_group; /* of 32 rows: this launch begins there */
+    code_planes planes; /* rows and hidden stand here */
     scaling scale;
     tensor_words words;
 };
 
 /* What a thread holds of ROWS rows and eight columns. */
-template <int ROWS> struct backward_rows {
+template <int ROWS>
+struct backward_rows {
     uint4 dy[ROWS], x[ROWS], residual[ROWS];
     uint32_t first, column;
     bool inside;
 };
 
-template <int ROWS> static METHOD void backward_load(const norm_backward_job &job, backward_rows<ROWS> &rows) {
+template <int ROWS>
+static METHOD void backward_load(const norm_backward_job &job, backward_rows<ROWS> &rows) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -39,7 +41,8 @@ template <int ROWS> static METHOD void backward_load(const norm_backward_job &jo
     }
 }
 
-template <int ROWS> static METHOD void backward_load_residual(const norm_backward_job &job, backward_rows<ROWS> &rows) {
+template <int ROWS>
+static METHOD void backward_load_residual(const norm_backward_job &job, backward_rows<ROWS> &rows) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -62,8 +65,8 @@ DEVICE float backward_value(float dy, float x, float gain, float rstd, float mea
 }
 
 /* dx of one row; the gain's part is added up. Returns dx as bf16. */
-DEVICE uint4 backward_row(bool has_residual, uint4 raw_dy, uint4 raw_x, uint4 raw_residual, const float *gain, float rstd,
-                          float mean, float *gain_sums) {
+DEVICE uint4 backward_row(bool has_residual, uint4 raw_dy, uint4 raw_x, uint4 raw_residual, const float *gain,
+                          float rstd, float mean, float *gain_sums) {
     float dy[8], x[8], v[8];
     unpack8(raw_dy, dy);
     unpack8(raw_x, x);
@@ -96,7 +99,8 @@ static METHOD float backward_store(const norm_backward_job &job, const backward_
             const uint32_t row = rows.first + at;
             const bool store = rows.inside && row < job.planes.rows;
             if (store)
-                *reinterpret_cast<uint4 *>(job.dx + static_cast<size_t>(row) * job.planes.columns + rows.column) = words;
+                *reinterpret_cast<uint4 *>(job.dx + static_cast<size_t>(row) * job.planes.columns + rows.column) =
+                    words;
             if constexpr (FORMAT == FORMAT_NONE) continue;
             float v[8];
             unpack8(words, v);
@@ -138,7 +142,8 @@ static METHOD void backward_store_gain(const norm_backward_job &job, uint32_t co
 }
 
 template <int FORMAT, int ROWS>
-KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32) norm_backward_kernel(const __grid_constant__ norm_backward_job job) {
+KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32)
+    norm_backward_kernel(const __grid_constant__ norm_backward_job job) {
     row_shared &shared = shared_object<row_shared>();
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, hidden = job.planes.columns;
     const uint32_t group = job.first_group + blockIdx.y, row = group * CLUSTER_ROWS + lane;
@@ -179,14 +184,14 @@ KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32) norm_backward_kernel(const
 
 struct partials_job {
     const float *partials; /* [count, hidden] */
-    float *grad;           /* [hidden] */
+    float *grad; /* [hidden] */
     uint32_t count, hidden, set;
 };
 
 enum { PARTIALS_DEEP = 16 };
 
 /* Thread (i, j) adds partials j, j + 16, ... of column i in order; then the 16 are added as a tree. */
-KERNEL void __launch_bounds__(WARP * PARTIALS_DEEP) partials_kernel(const __grid_constant__ partials_job job) {
+KERNEL void __launch_bounds__(WARP *PARTIALS_DEEP) partials_kernel(const __grid_constant__ partials_job job) {
     float(*sums)[WARP] = shared_object<float[PARTIALS_DEEP][WARP]>();
     const uint32_t lane = threadIdx.x % WARP, deep = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
     float sum = 0.0f;
@@ -270,10 +275,12 @@ static qe_status backward_launch(const norm_backward_job &job, uint32_t clusters
 
 enum { BACKWARD_SMALL_VALUES = 3 << 20 };
 
-template <int FORMAT> static qe_status backward_format(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
+template <int FORMAT>
+static qe_status backward_format(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     const bool is_small = values <= BACKWARD_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0;
-    return is_small ? backward_launch<FORMAT, 4>(job, clusters, stream) : backward_launch<FORMAT, 8>(job, clusters, stream);
+    return is_small ? backward_launch<FORMAT, 4>(job, clusters, stream)
+                    : backward_launch<FORMAT, 8>(job, clusters, stream);
 }
 
 static norm_backward_job backward_job_of(const qe_args_norm_backward *args) {
@@ -294,9 +301,9 @@ static bool backward_fits(const norm_backward_job &job) {
 
 static qe_status backward_codes(const norm_backward_job &job, int format, uint32_t clusters, cudaStream_t stream) {
     switch (format) {
-    case QE_FORMAT_E4M3: return backward_format<QE_FORMAT_E4M3>(job, clusters, stream);
-    case QE_FORMAT_E5M2: return backward_format<QE_FORMAT_E5M2>(job, clusters, stream);
-    default: return backward_format<FORMAT_NONE>(job, clusters, stream);
+        case QE_FORMAT_E4M3: return backward_format<QE_FORMAT_E4M3>(job, clusters, stream);
+        case QE_FORMAT_E5M2: return backward_format<QE_FORMAT_E5M2>(job, clusters, stream);
+        default: return backward_format<FORMAT_NONE>(job, clusters, stream);
     }
 }
 
@@ -307,8 +314,7 @@ static qe_status backward_clusters(const qe_args_norm_backward *args, norm_backw
     for (; job.first_group < groups; job.first_group += most) {
         const uint32_t left = groups - job.first_group, clusters = left < most ? left : most;
         LAUNCH_TRY(backward_codes(job, format, clusters, stream));
-        if (job.partials)
-            LAUNCH_TRY(partials_launch(args, clusters, job.first_group == 0 && args->set, stream));
+        if (job.partials) LAUNCH_TRY(partials_launch(args, clusters, job.first_group == 0 && args->set, stream));
     }
     return QE_OK;
 }

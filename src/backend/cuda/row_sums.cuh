@@ -16,7 +16,7 @@ enum { CLUSTER_ROWS = 32, CLUSTER_BLOCKS_MAX = 8, CLUSTER_WARPS_MIN = 4, CLUSTER
 struct row_shared {
     float part[CLUSTER_WARPS_MAX][CLUSTER_ROWS];
     float total[CLUSTER_BLOCKS_MAX][CLUSTER_ROWS]; /* of every block of the cluster; written by them */
-    mailbox box;                                   /* counts what they write */
+    mailbox box; /* counts what they write */
 };
 
 /* Threads of a block and blocks of a cluster for rows of this width; blocks = 0: too wide. */
@@ -24,7 +24,8 @@ struct cluster_shape {
     uint32_t warps, blocks;
 };
 
-template <int ROWS> static inline cluster_shape cluster_shape_of(uint32_t hidden) {
+template <int ROWS>
+static inline cluster_shape cluster_shape_of(uint32_t hidden) {
     cluster_shape shape = {};
     for (shape.warps = CLUSTER_WARPS_MIN; shape.warps <= CLUSTER_WARPS_MAX; shape.warps *= 2) {
         shape.blocks = (hidden + shape.warps * ROWS * 8 - 1) / (shape.warps * ROWS * 8);
@@ -36,7 +37,8 @@ template <int ROWS> static inline cluster_shape cluster_shape_of(uint32_t hidden
 
 /* N values in each of N neighbouring lanes: lane i gets the sum over these lanes of value reversed(i). Lanes meet their
  * neighbours first, so sums form the tree above. */
-template <int N> static METHOD float spread_sum(float *sums, uint32_t lane) {
+template <int N>
+static METHOD float spread_sum(float *sums, uint32_t lane) {
 #pragma unroll
     for (int step = 1, width = N / 2; step < N; step *= 2, width /= 2) {
         const bool upper = lane & step;
@@ -52,14 +54,16 @@ template <int N> static METHOD float spread_sum(float *sums, uint32_t lane) {
 }
 
 /* The value that spread_sum leaves in a lane: the bits of its number the other way round. */
-template <int N> static METHOD uint32_t spread_index(uint32_t lane) {
+template <int N>
+static METHOD uint32_t spread_index(uint32_t lane) {
     uint32_t index = 0;
 #pragma unroll
     for (int step = 1, width = N / 2; step < N; step *= 2, width /= 2) index += lane & step ? width : 0;
     return index;
 }
 
-template <int N> static METHOD float tree_sum(const float *at, int stride) {
+template <int N>
+static METHOD float tree_sum(const float *at, int stride) {
     if constexpr (N == 1)
         return *at;
     else
@@ -86,7 +90,8 @@ DEVICE void row_sums_begin(row_shared &shared) {
 }
 
 /* Sends this block's part of the 32 sums to every block. sums: of this thread's ROWS rows; destroyed. */
-template <int ROWS> static METHOD void row_sums_send(row_shared &shared, float *sums) {
+template <int ROWS>
+static METHOD void row_sums_send(row_shared &shared, float *sums) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const float sum = spread_sum<ROWS>(sums, lane);
     shared.part[warp][lane / ROWS * ROWS + spread_index<ROWS>(lane)] = sum;

@@ -21,7 +21,8 @@ struct places {
 
 /* --- eight bf16 at a time ---------------------------------------------------------------------------------------- */
 
-template <typename Source> struct wide_job {
+template <typename Source>
+struct wide_job {
     Source source;
     uint16_t *at[2]; /* [rows, columns]; NULL: not wanted; may be what the source reads */
     uint32_t rows, columns;
@@ -30,7 +31,8 @@ template <typename Source> struct wide_job {
 
 enum { WIDE_THREADS = 64, WIDE_ROWS = 4 };
 
-template <typename Source> KERNEL void __launch_bounds__(WIDE_THREADS) wide_kernel(const __grid_constant__ wide_job<Source> job) {
+template <typename Source>
+KERNEL void __launch_bounds__(WIDE_THREADS) wide_kernel(const __grid_constant__ wide_job<Source> job) {
     const uint32_t unit = (blockIdx.x * WIDE_THREADS + threadIdx.x) * 8, first = blockIdx.y * WIDE_ROWS;
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, 1.0f);
     if (unit >= job.source.units) return;
@@ -54,14 +56,16 @@ template <typename Source> KERNEL void __launch_bounds__(WIDE_THREADS) wide_kern
     }
 }
 
-template <typename Source> static qe_status wide_launch(const wide_job<Source> &job, cudaStream_t stream) {
+template <typename Source>
+static qe_status wide_launch(const wide_job<Source> &job, cudaStream_t stream) {
     const dim3 grid(pieces_of(job.source.units, WIDE_THREADS * 8), pieces_of(job.rows, WIDE_ROWS));
     return launch(wide_kernel<Source>, grid, WIDE_THREADS, 1, 0, stream, job);
 }
 
 /* --- one value at a time ----------------------------------------------------------------------------------------- */
 
-template <typename Source> struct single_job {
+template <typename Source>
+struct single_job {
     Source source;
     places to;
     scaling scale;
@@ -104,7 +108,8 @@ KERNEL void __launch_bounds__(SINGLE_THREADS) single_kernel(const __grid_constan
     if (blockIdx.x == 0 && threadIdx.x == 0) write_words(job.words, scale);
 }
 
-template <typename Source> static qe_status single_launch(const single_job<Source> &job, cudaStream_t stream) {
+template <typename Source>
+static qe_status single_launch(const single_job<Source> &job, cudaStream_t stream) {
     const uint32_t needed = pieces_of(static_cast<uint64_t>(job.to.rows) * job.source.units, SINGLE_THREADS);
     const uint32_t most = SINGLE_BLOCKS_MAX, blocks = needed < most ? needed : most;
     return launch(single_kernel<Source>, dim3(blocks), SINGLE_THREADS, 1, 0, stream, job);
@@ -112,10 +117,11 @@ template <typename Source> static qe_status single_launch(const single_job<Sourc
 
 /* --- blocks of 128 ----------------------------------------------------------------------------------------------- */
 
-template <typename Source> struct block_job {
+template <typename Source>
+struct block_job {
     Source source;
     uint16_t *decoded; /* [rows, columns] bf16: 1x128 blocks, tiles of a weight; NULL: not wanted */
-    uint8_t *codes;    /* [rows, columns]: 128x1 blocks, tiles of a weight; NULL: not wanted */
+    uint8_t *codes; /* [rows, columns]: 128x1 blocks, tiles of a weight; NULL: not wanted */
     float *scale_inv;
     uint32_t rows, columns;
     int32_t format;
@@ -128,7 +134,7 @@ enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / WARP, BLOCK_PITCH = QE
 struct block_shared {
     float value[QE_BLOCK][BLOCK_PITCH];
     float half[2][QE_BLOCK]; /* amax of a column's upper and lower half */
-    int32_t whole;           /* amax of the tile */
+    int32_t whole; /* amax of the tile */
 };
 
 DEVICE float block_scale(int32_t amax, int format) {
@@ -140,7 +146,8 @@ DEVICE uint16_t block_decoded(float value, float scale, float scale_inv, int for
 }
 
 /* A warp per row. A weight's rows share the scale of the tile. */
-template <typename Source> static METHOD void block_rows(const block_job<Source> &job, const block_shared &shared) {
+template <typename Source>
+static METHOD void block_rows(const block_job<Source> &job, const block_shared &shared) {
     const uint32_t lane = threadIdx.x % WARP, left = blockIdx.x * QE_BLOCK;
     for (uint32_t i = threadIdx.x / WARP; i < QE_BLOCK && blockIdx.y * QE_BLOCK + i < job.rows; i += BLOCK_WARPS) {
         float amax = 0.0f;
@@ -155,7 +162,8 @@ template <typename Source> static METHOD void block_rows(const block_job<Source>
 }
 
 /* Two threads per column, each for half of its rows. */
-template <typename Source> static METHOD void block_columns(const block_job<Source> &job, block_shared &shared) {
+template <typename Source>
+static METHOD void block_columns(const block_job<Source> &job, block_shared &shared) {
     const uint32_t j = threadIdx.x % QE_BLOCK, half = threadIdx.x / QE_BLOCK, column = blockIdx.x * QE_BLOCK + j;
     const uint32_t begin = half * (QE_BLOCK / 2), end = begin + QE_BLOCK / 2;
     float amax = 0.0f;
@@ -217,7 +225,9 @@ KERNEL void finish_kernel(const __grid_constant__ finish_job job) {
 
 /* --- a target ---------------------------------------------------------------------------------------------------- */
 
-static inline bool is_8_bit(int format) { return format == QE_FORMAT_E4M3 || format == QE_FORMAT_E5M2; }
+static inline bool is_8_bit(int format) {
+    return format == QE_FORMAT_E4M3 || format == QE_FORMAT_E5M2;
+}
 
 /* The tensors of a target whose codes are wanted; the same memory is written once. */
 static inline places places_of(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
@@ -298,8 +308,8 @@ static qe_status current_quantize(const Source &source, const places &to, const 
 }
 
 template <typename Source>
-static qe_status block_quantize(const Source &source, const places &to, const qe_quantize_target *target, bool is_weight,
-                                const tensor_words &words, cudaStream_t stream) {
+static qe_status block_quantize(const Source &source, const places &to, const qe_quantize_target *target,
+                                bool is_weight, const tensor_words &words, cudaStream_t stream) {
     block_job<Source> job = {};
     job.source = source;
     job.decoded = static_cast<uint16_t *>(target->operand.codes);
@@ -338,11 +348,10 @@ static qe_status target_fill(const Source &source, uint32_t rows, uint32_t colum
     const places to = places_of(target, rows, columns);
     const tensor_words words = words_of(target, key);
     switch (target->recipe) {
-    case QE_RECIPE_DELAYED:
-        return scaled_quantize(source, to, target->format, scaling_of(target), words, stream);
-    case QE_RECIPE_CURRENT: return current_quantize(source, to, target, words, stream);
-    case QE_RECIPE_BLOCK: return block_quantize(source, to, target, is_weight, words, stream);
-    default: return values_store(source, to, words, stream);
+        case QE_RECIPE_DELAYED: return scaled_quantize(source, to, target->format, scaling_of(target), words, stream);
+        case QE_RECIPE_CURRENT: return current_quantize(source, to, target, words, stream);
+        case QE_RECIPE_BLOCK: return block_quantize(source, to, target, is_weight, words, stream);
+        default: return values_store(source, to, words, stream);
     }
 }
 

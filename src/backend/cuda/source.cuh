@@ -2,8 +2,8 @@
  * a sink (sink.cuh) rounds and stores them. A value is computed the same way whether it is asked for alone or eight at
  * a time, so every path through a sink gives the same bits.
  *
- * Values come by `units`: unit u of a row gives OUTPUTS values, in column(output, u). Eight neighbouring units give eight
- * neighbouring columns per output where wide() holds; `unit` is a multiple of 8 there.
+ * Values come by `units`: unit u of a row gives OUTPUTS values, in column(output, u). Eight neighbouring units give
+ * eight neighbouring columns per output where wide() holds; `unit` is a multiple of 8 there.
  *
  *  begin(row, unit)           what is the same for up to 16 rows from `row` on of eight units
  *  load(row, unit)            what is read once from memory, for eight units: issued early
@@ -28,20 +28,28 @@ struct plain_source {
     const uint16_t *x; /* [rows, units] bf16 */
     uint32_t units;
 
-    METHOD constant begin(uint32_t, uint32_t) const { return constant(); }
+    METHOD constant begin(uint32_t, uint32_t) const {
+        return constant();
+    }
     METHOD raw load(uint32_t row, uint32_t unit) const {
         return raw{load_once(x + static_cast<size_t>(row) * units + unit)};
     }
-    METHOD void values(const constant &, const raw &r, uint32_t, uint32_t, float (*v)[8]) const { unpack8(r.x, v[0]); }
+    METHOD void values(const constant &, const raw &r, uint32_t, uint32_t, float (*v)[8]) const {
+        unpack8(r.x, v[0]);
+    }
     METHOD void value(uint32_t row, uint32_t unit, float *v) const {
         v[0] = bf16_value(x[static_cast<size_t>(row) * units + unit]);
     }
-    METHOD uint32_t column(int, uint32_t unit) const { return unit; }
+    METHOD uint32_t column(int, uint32_t unit) const {
+        return unit;
+    }
     METHOD uint32_t unit_of(uint32_t column, int *output_out) const {
         *output_out = 0;
         return column;
     }
-    bool wide() const { return units % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0; }
+    bool wide() const {
+        return units % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    }
 };
 
 /* Master weights. */
@@ -54,7 +62,9 @@ struct weight_source {
     const float *w; /* [rows, units] */
     uint32_t units;
 
-    METHOD constant begin(uint32_t, uint32_t) const { return constant(); }
+    METHOD constant begin(uint32_t, uint32_t) const {
+        return constant();
+    }
     METHOD raw load(uint32_t row, uint32_t unit) const {
         const float *at = w + static_cast<size_t>(row) * units + unit;
         return raw{load_once(at), load_once(at + 4)};
@@ -65,16 +75,24 @@ struct weight_source {
         v[0][4] = float_of(r.high.x), v[0][5] = float_of(r.high.y);
         v[0][6] = float_of(r.high.z), v[0][7] = float_of(r.high.w);
     }
-    METHOD void value(uint32_t row, uint32_t unit, float *v) const { v[0] = w[static_cast<size_t>(row) * units + unit]; }
-    METHOD uint32_t column(int, uint32_t unit) const { return unit; }
+    METHOD void value(uint32_t row, uint32_t unit, float *v) const {
+        v[0] = w[static_cast<size_t>(row) * units + unit];
+    }
+    METHOD uint32_t column(int, uint32_t unit) const {
+        return unit;
+    }
     METHOD uint32_t unit_of(uint32_t column, int *output_out) const {
         *output_out = 0;
         return column;
     }
-    bool wide() const { return units % 8 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0; }
+    bool wide() const {
+        return units % 8 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0;
+    }
 };
 
-DEVICE float normed(float x, float rstd, float gain) { return mul(mul(x, rstd), gain); }
+DEVICE float normed(float x, float rstd, float gain) {
+    return mul(mul(x, rstd), gain);
+}
 
 /* RMSNorm whose statistics are known. */
 struct norm_source {
@@ -109,12 +127,16 @@ struct norm_source {
     METHOD void value(uint32_t row, uint32_t unit, float *v) const {
         v[0] = normed(bf16_value(x[static_cast<size_t>(row) * units + unit]), rstd[row], gain[unit]);
     }
-    METHOD uint32_t column(int, uint32_t unit) const { return unit; }
+    METHOD uint32_t column(int, uint32_t unit) const {
+        return unit;
+    }
     METHOD uint32_t unit_of(uint32_t column, int *output_out) const {
         *output_out = 0;
         return column;
     }
-    bool wide() const { return units % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0; }
+    bool wide() const {
+        return units % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    }
 };
 
 /* (a, b) of a pair becomes (a cos - b sin, b cos + a sin). */
@@ -131,7 +153,7 @@ struct rope_source {
     };
     struct constant {
         uint32_t row, position; /* the first row, and where it stands in its sequence */
-        uint32_t within;        /* place in the half of a head */
+        uint32_t within; /* place in the half of a head */
         bool is_turned;
     };
     const uint16_t *qkv; /* [rows, columns] bf16 */
@@ -188,7 +210,9 @@ struct rope_source {
     }
 };
 
-DEVICE float swiglu(float gate, float up) { return mul(mul(gate, sigmoid(gate)), up); }
+DEVICE float swiglu(float gate, float up) {
+    return mul(mul(gate, sigmoid(gate)), up);
+}
 
 struct swiglu_source {
     enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2, WARPS_X = 2, WARPS_Y = 2 };
@@ -199,7 +223,9 @@ struct swiglu_source {
     const uint16_t *gate_up; /* [rows, 2 * units] bf16 */
     uint32_t units;
 
-    METHOD constant begin(uint32_t, uint32_t) const { return constant(); }
+    METHOD constant begin(uint32_t, uint32_t) const {
+        return constant();
+    }
     METHOD raw load(uint32_t row, uint32_t unit) const {
         const uint16_t *at = gate_up + static_cast<size_t>(row) * 2 * units + unit;
         return raw{load_once(at), load_once(at + units)};
@@ -215,12 +241,16 @@ struct swiglu_source {
         const uint16_t *at = gate_up + static_cast<size_t>(row) * 2 * units + unit;
         v[0] = swiglu(bf16_value(at[0]), bf16_value(at[units]));
     }
-    METHOD uint32_t column(int, uint32_t unit) const { return unit; }
+    METHOD uint32_t column(int, uint32_t unit) const {
+        return unit;
+    }
     METHOD uint32_t unit_of(uint32_t column, int *output_out) const {
         *output_out = 0;
         return column;
     }
-    bool wide() const { return units % 8 == 0 && reinterpret_cast<uintptr_t>(gate_up) % 16 == 0; }
+    bool wide() const {
+        return units % 8 == 0 && reinterpret_cast<uintptr_t>(gate_up) % 16 == 0;
+    }
 };
 
 /* dgate = (dy*up) * (s * (1 + g*(1-s))), dup = dy * (g*s), s = sigmoid(g). */
@@ -237,10 +267,12 @@ struct swiglu_backward_source {
     };
     typedef no_constant constant;
     const uint16_t *gate_up; /* [rows, 2 * units] bf16 */
-    const uint16_t *dy;      /* [rows, units] bf16 */
+    const uint16_t *dy; /* [rows, units] bf16 */
     uint32_t units;
 
-    METHOD constant begin(uint32_t, uint32_t) const { return constant(); }
+    METHOD constant begin(uint32_t, uint32_t) const {
+        return constant();
+    }
     METHOD raw load(uint32_t row, uint32_t unit) const {
         const uint16_t *at = gate_up + static_cast<size_t>(row) * 2 * units + unit;
         return raw{load_once(at), load_once(at + units), load_once(dy + static_cast<size_t>(row) * units + unit)};
@@ -258,7 +290,9 @@ struct swiglu_backward_source {
         swiglu_backward(bf16_value(at[0]), bf16_value(at[units]),
                         bf16_value(dy[static_cast<size_t>(row) * units + unit]), &v[0], &v[1]);
     }
-    METHOD uint32_t column(int output, uint32_t unit) const { return unit + (output ? units : 0); }
+    METHOD uint32_t column(int output, uint32_t unit) const {
+        return unit + (output ? units : 0);
+    }
     METHOD uint32_t unit_of(uint32_t column, int *output_out) const {
         *output_out = column >= units;
         return column >= units ? column - units : column;

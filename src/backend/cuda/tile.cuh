@@ -12,7 +12,7 @@ enum { WARP = 32 };
 
 /* The scale of one tensor, and where its amax goes. */
 struct scaling {
-    const float *scale;         /* delayed; else NULL */
+    const float *scale; /* delayed; else NULL */
     const int32_t *tensor_amax; /* current: bits of the amax of the whole tensor */
     float format_max;
     int32_t *amax; /* raised to the largest |x|; NULL: not recorded */
@@ -47,7 +47,7 @@ DEVICE void record_amax(int32_t *word, float amax, int32_t seen) {
 
 /* Codes of one 8-bit tensor, both ways. Either may be NULL. */
 struct code_planes {
-    uint8_t *by_rows;    /* [rows, columns] */
+    uint8_t *by_rows; /* [rows, columns] */
     uint8_t *by_columns; /* [columns, rows] */
     uint32_t rows, columns;
 };
@@ -63,7 +63,8 @@ DEVICE void transpose4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t 
 }
 
 /* Eight columns of ROWS rows, as one thread gathers them: ROWS contiguous bytes of a transposed plane per column. */
-template <int ROWS> struct column_codes {
+template <int ROWS>
+struct column_codes {
     uint32_t words[8][ROWS / 4];
 
     /* four: codes of rows 4*group .. 4*group+3, two words a row. */
@@ -76,8 +77,8 @@ template <int ROWS> struct column_codes {
         for (int i = 0; i < 8; ++i) {
             uint8_t *at = planes.by_columns + static_cast<size_t>(column + i) * planes.rows + row;
             if (ROWS == 16)
-                *reinterpret_cast<uint4 *>(at) =
-                    make_uint4(words[i][0], words[i][1 % (ROWS / 4)], words[i][2 % (ROWS / 4)], words[i][3 % (ROWS / 4)]);
+                *reinterpret_cast<uint4 *>(at) = make_uint4(words[i][0], words[i][1 % (ROWS / 4)],
+                                                            words[i][2 % (ROWS / 4)], words[i][3 % (ROWS / 4)]);
             else if (ROWS == 8)
                 *reinterpret_cast<uint2 *>(at) = make_uint2(words[i][0], words[i][1 % (ROWS / 4)]);
             else
@@ -100,14 +101,16 @@ DEVICE float amax_of8(float amax, const float *v) {
 /* One thread takes ROWS rows of eight units; one warp ACROSS threads side by side, 32 / ACROSS below each other; one
  * block WARPS_X by WARPS_Y warps. AHEAD groups of four rows are under way from memory. Threads meet for the amax alone:
  * no barrier, no shared memory. */
-template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_> struct tile_shape {
+template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_>
+struct tile_shape {
     static constexpr int FORMAT = FORMAT_, ROWS = ROWS_, ACROSS = ACROSS_, WARPS_X = WARPS_X_;
     static constexpr int GROUPS = ROWS / 4, EARLY = AHEAD_ < GROUPS ? AHEAD_ : GROUPS;
     static constexpr int THREADS = WARP * WARPS_X * WARPS_Y_;
     static constexpr int UNITS = WARPS_X * ACROSS * 8, TALL = WARPS_Y_ * (WARP / ACROSS) * ROWS; /* of a block */
 };
 
-template <typename Source> struct tile_job {
+template <typename Source>
+struct tile_job {
     Source source;
     code_planes planes;
     scaling scale;
@@ -124,8 +127,7 @@ static METHOD float tile_row(const tile_job<Source> &job, const float (*v)[8], u
         if constexpr (FORMAT != FORMAT_NONE) {
             four[output][i][0] = encode4<FORMAT>(v[output], scale);
             four[output][i][1] = encode4<FORMAT>(v[output] + 4, scale);
-            if (job.planes.by_rows)
-                store_row_codes(job.planes, row, job.source.column(output, unit), four[output][i]);
+            if (job.planes.by_rows) store_row_codes(job.planes, row, job.source.column(output, unit), four[output][i]);
         }
     }
     return amax;
@@ -148,7 +150,8 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
             float v[Source::OUTPUTS][8];
             const int at = (group * 4 + i) % (Tile::EARLY * 4);
             job.source.values(constant, raw[at], row + group * 4 + i, unit, v);
-            if (group + Tile::EARLY < Tile::GROUPS) raw[at] = job.source.load(row + (group + Tile::EARLY) * 4 + i, unit);
+            if (group + Tile::EARLY < Tile::GROUPS)
+                raw[at] = job.source.load(row + (group + Tile::EARLY) * 4 + i, unit);
             amax = tile_row<Source, Tile::FORMAT>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
         }
         if constexpr (Tile::FORMAT != FORMAT_NONE) {
@@ -168,10 +171,10 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
 template <typename Source, typename Tile>
 KERNEL void __launch_bounds__(Tile::THREADS) tile_kernel(const __grid_constant__ tile_job<Source> job) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint32_t unit = (blockIdx.x * Tile::WARPS_X + warp % Tile::WARPS_X) * (Tile::ACROSS * 8) +
-                          lane % Tile::ACROSS * 8;
-    const uint32_t row = blockIdx.y * Tile::TALL +
-                         (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + lane / Tile::ACROSS) * Tile::ROWS;
+    const uint32_t unit =
+        (blockIdx.x * Tile::WARPS_X + warp % Tile::WARPS_X) * (Tile::ACROSS * 8) + lane % Tile::ACROSS * 8;
+    const uint32_t row =
+        blockIdx.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + lane / Tile::ACROSS) * Tile::ROWS;
     const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
@@ -182,7 +185,8 @@ KERNEL void __launch_bounds__(Tile::THREADS) tile_kernel(const __grid_constant__
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
 }
 
-template <typename Source, typename Tile> static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
+template <typename Source, typename Tile>
+static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
     const dim3 grid(pieces_of(job.source.units, Tile::UNITS), pieces_of(job.planes.rows, Tile::TALL));
     return launch(tile_kernel<Source, Tile>, grid, Tile::THREADS, 1, 0, stream, job);
 }
@@ -190,7 +194,8 @@ template <typename Source, typename Tile> static qe_status tile_launch(const til
 /* Tiles of few rows where large ones would leave multiprocessors idle. */
 enum { TILE_SMALL_VALUES = 3 << 20 };
 
-template <typename Source, int FORMAT> static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
+template <typename Source, int FORMAT>
+static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
     typedef tile_shape<FORMAT, Source::ROWS, Source::ACROSS, Source::AHEAD, Source::WARPS_X, Source::WARPS_Y> large;
     typedef tile_shape<FORMAT, 4, 4, 1, 4, 1> small;
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.source.units * Source::OUTPUTS;
@@ -201,9 +206,9 @@ template <typename Source, int FORMAT> static qe_status tile_format(const tile_j
 template <typename Source>
 static qe_status tile_quantize(const tile_job<Source> &job, int format, cudaStream_t stream) {
     switch (format) {
-    case QE_FORMAT_E4M3: return tile_format<Source, QE_FORMAT_E4M3>(job, stream);
-    case QE_FORMAT_E5M2: return tile_format<Source, QE_FORMAT_E5M2>(job, stream);
-    default: return tile_format<Source, FORMAT_NONE>(job, stream);
+        case QE_FORMAT_E4M3: return tile_format<Source, QE_FORMAT_E4M3>(job, stream);
+        case QE_FORMAT_E5M2: return tile_format<Source, QE_FORMAT_E5M2>(job, stream);
+        default: return tile_format<Source, FORMAT_NONE>(job, stream);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <vector_functions.h>
 
@@ -133,9 +134,11 @@ void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x
     schedule();
 }
 
-} // namespace
+}  // namespace
 
-const emulated_thread &emulator_self() { return current->running->self; }
+const emulated_thread &emulator_self() {
+    return current->running->self;
+}
 
 void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::function<void()> &kernel) {
     machine m;
@@ -162,7 +165,9 @@ void emulator_warp_barrier(uint32_t mask) {
     meet(m);
 }
 
-void emulator_block_barrier() { meet(current->running->block->barrier); }
+void emulator_block_barrier() {
+    meet(current->running->block->barrier);
+}
 
 uint64_t emulator_exchange(uint64_t value, int from) {
     fiber *f = current->running;
@@ -197,8 +202,12 @@ void *emulator_remote(void *at, uint32_t rank) {
     abort();
 }
 
-uint32_t emulator_cluster_size() { return static_cast<uint32_t>(current->blocks.size()); }
-uint32_t emulator_cluster_rank() { return current->running->block->rank; }
+uint32_t emulator_cluster_size() {
+    return static_cast<uint32_t>(current->blocks.size());
+}
+uint32_t emulator_cluster_rank() {
+    return current->running->block->rank;
+}
 
 void emulator_cluster_arrive() {
     current->running->awaited = current->cluster.generation;
@@ -212,13 +221,29 @@ void emulator_cluster_wait() {
 
 /* --- the few calls of the runtime that launchers and checks make -------------------------------------------------- */
 
+static std::map<void *, std::pair<void *, size_t>> &mappings() {
+    static std::map<void *, std::pair<void *, size_t>> all;
+    return all;
+}
+
 extern "C" {
+/* Ends at a page that nobody may touch, and begins behind one. */
 cudaError_t CUDARTAPI cudaMalloc(void **at, size_t bytes) {
-    *at = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return *at ? cudaSuccess : cudaErrorMemoryAllocation;
+    const size_t page = 4096, rounded = (bytes + 255) / 256 * 256, room = (rounded + page - 1) / page * page;
+    char *raw =
+        static_cast<char *>(mmap(nullptr, room + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (raw == MAP_FAILED) return cudaErrorMemoryAllocation;
+    mprotect(raw, page, PROT_NONE);
+    mprotect(raw + page + room, page, PROT_NONE);
+    *at = raw + page + room - rounded;
+    mappings()[*at] = {raw, room + 2 * page};
+    return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaFree(void *at) {
-    free(at);
+    const auto found = mappings().find(at);
+    if (found == mappings().end()) return at ? cudaErrorInvalidValue : cudaSuccess;
+    munmap(found->second.first, found->second.second);
+    mappings().erase(found);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
@@ -233,7 +258,13 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void *at, int value, size_t bytes, cudaStr
     memset(at, value, bytes);
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaDeviceSynchronize(void) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaGetLastError(void) { return cudaSuccess; }
-const char *CUDARTAPI cudaGetErrorString(cudaError_t) { return "emulated"; }
+cudaError_t CUDARTAPI cudaDeviceSynchronize(void) {
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetLastError(void) {
+    return cudaSuccess;
+}
+const char *CUDARTAPI cudaGetErrorString(cudaError_t) {
+    return "emulated";
+}
 }

@@ -1,6 +1,6 @@
-/* emulator.h - runs kernels on a processor, one fiber per thread, so that their indices, bounds and barriers can be tested
- * where there is no GPU. Fibers of a cluster take turns in a random order; a kernel whose threads all wait is reported.
- * It knows nothing of memory ordering: what one fiber wrote, all others see. */
+/* emulator.h - runs kernels on a processor, one fiber per thread, so that their indices, bounds and barriers can be
+ * tested where there is no GPU. Fibers of a cluster take turns in a random order; a kernel whose threads all wait is
+ * reported. It knows nothing of memory ordering: what one fiber wrote, all others see. */
 #ifndef QE_TESTS_CUDA_EMULATOR_H
 #define QE_TESTS_CUDA_EMULATOR_H
 
@@ -24,7 +24,7 @@ void emulator_block_barrier();
 /* What lane `from` of this warp passes in the same call; all 32 lanes call. */
 uint64_t emulator_exchange(uint64_t value, int from);
 void *emulator_shared(const void *key, size_t bytes); /* one piece of memory per block and key */
-void *emulator_remote(void *at, uint32_t rank);       /* the same place in another block of the cluster */
+void *emulator_remote(void *at, uint32_t rank); /* the same place in another block of the cluster */
 uint32_t emulator_cluster_size();
 uint32_t emulator_cluster_rank();
 void emulator_cluster_arrive();

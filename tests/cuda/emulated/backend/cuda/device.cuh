@@ -31,28 +31,54 @@ DEVICE uint4 load_once(const void *at) {
     memcpy(&v, at, sizeof v);
     return v;
 }
-DEVICE void forget(uint4 &) {}
+DEVICE void forget(uint4 &) {
+}
 DEVICE float4 load_table(const float *at) {
     if (reinterpret_cast<uintptr_t>(at) % 16 != 0) abort();
     float4 v;
     memcpy(&v, at, sizeof v);
     return v;
 }
-DEVICE float __ldg(const float *at) { return *at; }
-DEVICE void prefetch(const void *) {}
-DEVICE int32_t load_shared_word(const int32_t *at) { return *at; }
-DEVICE void raise_word(int32_t *at, int32_t value) { *at = *at > value ? *at : value; }
+DEVICE float __ldg(const float *at) {
+    return *at;
+}
+DEVICE void prefetch(const void *) {
+}
+DEVICE int32_t load_shared_word(const int32_t *at) {
+    return *at;
+}
+DEVICE void raise_word(int32_t *at, int32_t value) {
+    *at = *at > value ? *at : value;
+}
 
-DEVICE float mul(float a, float b) { return a * b; }
-DEVICE float add(float a, float b) { return a + b; }
-DEVICE float sub(float a, float b) { return a - b; }
-DEVICE float quotient(float a, float b) { return a / b; }
-DEVICE float root(float a) { return sqrtf(a); }
-DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float mul(float a, float b) {
+    return a * b;
+}
+DEVICE float add(float a, float b) {
+    return a + b;
+}
+DEVICE float sub(float a, float b) {
+    return a - b;
+}
+DEVICE float quotient(float a, float b) {
+    return a / b;
+}
+DEVICE float root(float a) {
+    return sqrtf(a);
+}
+DEVICE float fused(float a, float b, float c) {
+    return fmaf(a, b, c);
+}
 /* Not fmaxf: it returns a NaN for a signalling one. */
-DEVICE float larger(float a, float b) { return a != a ? b : (b != b || a > b ? a : b); }
-DEVICE float smaller(float a, float b) { return a != a ? b : (b != b || a < b ? a : b); }
-DEVICE float magnitude(float a) { return fabsf(a); }
+DEVICE float larger(float a, float b) {
+    return a != a ? b : (b != b || a > b ? a : b);
+}
+DEVICE float smaller(float a, float b) {
+    return a != a ? b : (b != b || a < b ? a : b);
+}
+DEVICE float magnitude(float a) {
+    return fabsf(a);
+}
 DEVICE uint32_t bits_of(float a) {
     uint32_t bits;
     memcpy(&bits, &a, sizeof bits);
@@ -63,8 +89,12 @@ DEVICE float float_of(uint32_t a) {
     memcpy(&value, &a, sizeof value);
     return value;
 }
-DEVICE float power_of_two(float x) { return exp2f(x); }
-DEVICE float reciprocal_estimate(float x) { return float_of(bits_of(1.0f / x) ^ 1u); } /* an estimate, as there */
+DEVICE float power_of_two(float x) {
+    return exp2f(x);
+}
+DEVICE float reciprocal_estimate(float x) {
+    return float_of(bits_of(1.0f / x) ^ 1u);
+} /* an estimate, as there */
 
 DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) {
     const uint64_t both = low | static_cast<uint64_t>(high) << 32;
@@ -74,20 +104,29 @@ DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) {
 }
 DEVICE uint32_t encode_four(qe_format format, float a, float b, float c, float d) {
     return static_cast<uint32_t>(qe_fp8_encode(format, a)) | static_cast<uint32_t>(qe_fp8_encode(format, b)) << 8 |
-           static_cast<uint32_t>(qe_fp8_encode(format, c)) << 16 | static_cast<uint32_t>(qe_fp8_encode(format, d)) << 24;
+           static_cast<uint32_t>(qe_fp8_encode(format, c)) << 16 |
+           static_cast<uint32_t>(qe_fp8_encode(format, d)) << 24;
 }
-DEVICE uint32_t encode_e4m3(float a, float b, float c, float d) { return encode_four(QE_FORMAT_E4M3, a, b, c, d); }
-DEVICE uint32_t encode_e5m2(float a, float b, float c, float d) { return encode_four(QE_FORMAT_E5M2, a, b, c, d); }
+DEVICE uint32_t encode_e4m3(float a, float b, float c, float d) {
+    return encode_four(QE_FORMAT_E4M3, a, b, c, d);
+}
+DEVICE uint32_t encode_e5m2(float a, float b, float c, float d) {
+    return encode_four(QE_FORMAT_E5M2, a, b, c, d);
+}
 DEVICE uint32_t round_bf16_pair(float a, float b) {
     const uint32_t low = a != a ? 0x7FFFu : qe_bf16_encode(a), high = b != b ? 0x7FFFu : qe_bf16_encode(b);
     return low | high << 16;
 }
 
-DEVICE int lane_here() { return static_cast<int>(threadIdx.x % 32); }
+DEVICE int lane_here() {
+    return static_cast<int>(threadIdx.x % 32);
+}
 DEVICE float shuffle(float value, int lane) {
     return float_of(static_cast<uint32_t>(emulator_exchange(bits_of(value), lane)));
 }
-DEVICE float shuffle_xor(float value, int mask) { return shuffle(value, lane_here() ^ mask); }
+DEVICE float shuffle_xor(float value, int mask) {
+    return shuffle(value, lane_here() ^ mask);
+}
 DEVICE int32_t warp_largest(int32_t value) {
     for (int step = 16; step > 0; step /= 2) {
         const int32_t other = static_cast<int32_t>(emulator_exchange(static_cast<uint32_t>(value), lane_here() ^ step));
@@ -100,19 +139,35 @@ DEVICE uint32_t warp_ballot(bool vote) {
     for (int lane = 0; lane < 32; ++lane) mask |= static_cast<uint32_t>(emulator_exchange(vote, lane)) << lane;
     return mask;
 }
-DEVICE void warp_barrier(uint32_t mask) { emulator_warp_barrier(mask); }
-DEVICE void block_barrier() { emulator_block_barrier(); }
+DEVICE void warp_barrier(uint32_t mask) {
+    emulator_warp_barrier(mask);
+}
+DEVICE void block_barrier() {
+    emulator_block_barrier();
+}
 
-template <typename T> static inline T &shared_object() {
+template <typename T>
+static inline T &shared_object() {
     static const char key = 0;
     return *static_cast<T *>(emulator_shared(&key, sizeof(T)));
 }
-template <typename T> static inline T &shared_large_object() { return shared_object<T>(); }
+template <typename T>
+static inline T &shared_large_object() {
+    return shared_object<T>();
+}
 
-DEVICE uint32_t cluster_size() { return emulator_cluster_size(); }
-DEVICE uint32_t cluster_rank() { return emulator_cluster_rank(); }
-DEVICE void cluster_arrive() { emulator_cluster_arrive(); }
-DEVICE void cluster_wait() { emulator_cluster_wait(); }
+DEVICE uint32_t cluster_size() {
+    return emulator_cluster_size();
+}
+DEVICE uint32_t cluster_rank() {
+    return emulator_cluster_rank();
+}
+DEVICE void cluster_arrive() {
+    emulator_cluster_arrive();
+}
+DEVICE void cluster_wait() {
+    emulator_cluster_wait();
+}
 
 struct mailbox {
     int32_t bytes; /* still to come */
@@ -121,7 +176,9 @@ struct mailbox {
 DEVICE void mailbox_check(mailbox *box) {
     if (box->is_armed && box->bytes == 0) box->is_armed = 0, ++box->uses;
 }
-DEVICE void mailbox_open(mailbox *box) { *box = mailbox(); }
+DEVICE void mailbox_open(mailbox *box) {
+    *box = mailbox();
+}
 DEVICE void mailbox_arm(mailbox *box, uint32_t bytes) {
     box->bytes += static_cast<int32_t>(bytes), box->is_armed = 1;
     mailbox_check(box);

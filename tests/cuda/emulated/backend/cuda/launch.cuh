@@ -14,16 +14,18 @@ static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32
     return QE_OK;
 }
 
-#define LAUNCH_TRY(call)                                          \
-    do {                                                          \
-        const qe_status launch_status = (call);                   \
-        if (launch_status != QE_OK) return launch_status;         \
+#define LAUNCH_TRY(call)                                  \
+    do {                                                  \
+        const qe_status launch_status = (call);           \
+        if (launch_status != QE_OK) return launch_status; \
     } while (0)
 
 static inline uint32_t pieces_of(uint64_t count, uint64_t piece) {
     return static_cast<uint32_t>((count + piece - 1) / piece);
 }
 
-static inline bool is_aligned(const void *at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
+static inline bool is_aligned(const void *at) {
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0;
+}
 
 #endif
