@@ -13,6 +13,7 @@ Exit status: 0, 2 usage, 77 a GPU is missing.
 """
 import argparse
 import math
+import os
 import sys
 
 try:
@@ -232,6 +233,7 @@ def main():
         return 2
     protocol.need_gpu()
     if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what the bf16 products of the check ask for then
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # it would be timed, and changes no result
     attention = "deterministic" if options.deterministic else "any order"
