@@ -20,9 +20,10 @@ static same_tolerance back_gain = {"norm_backward: gain gradient", 1e-5, 1e-5, 0
 static same_tolerance rope_value = {"rope: q and k", OF_BF16, 1e-6, 0, 0, 0};
 static same_tolerance rope_back_value = {"rope_backward_quantize: value", 1e-5, 0, 2e-3, 0, 0};
 static same_tolerance rope_back_amax = {"rope_backward_quantize: amax", 1e-5, 0, 0, 0, 0};
-static same_tolerance swiglu_value = {"swiglu_quantize: value", 1e-5, 0, 2e-3, 0, 0};
+/* The host's exp ends at 88.3: what is left of a gate below -87 is 1e-36 on one side and 0 on the other. */
+static same_tolerance swiglu_value = {"swiglu_quantize: value", 1e-5, 1e-30, 2e-3, 0, 0};
 static same_tolerance swiglu_amax = {"swiglu_quantize: amax", 1e-5, 0, 0, 0, 0};
-static same_tolerance swiglu_back_value = {"swiglu_backward_quantize: value", 1e-5, 0, 2e-3, 0, 0};
+static same_tolerance swiglu_back_value = {"swiglu_backward_quantize: value", 1e-5, 1e-30, 2e-3, 0, 0};
 static same_tolerance swiglu_back_amax = {"swiglu_backward_quantize: amax", 1e-5, 0, 0, 0, 0};
 static same_tolerance loss_sum = {"cross_entropy: loss", 1e-5, 0, 0, 0, 0};
 static same_tolerance loss_gradient = {"cross_entropy: gradient", OF_BF16, 1e-6, 0, 0, 0};

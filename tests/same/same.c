@@ -303,7 +303,7 @@ void same_numbers(const same_world *world, const char *what, const float *host, 
                    bits_from(device[first]));
 }
 
-static double largest_of(const float *values, size_t count) {
+double same_largest(const float *values, size_t count) {
     double largest = 0.0;
     for (size_t i = 0; i < count; ++i)
         if (isfinite(values[i]) && fabs((double)values[i]) > largest) largest = fabs((double)values[i]);
@@ -321,7 +321,7 @@ static double part_of(const same_tolerance *tolerance, double host, double devic
 
 void same_close_to(const same_world *world, same_tolerance *tolerance, const float *host, const float *device,
                    size_t count) {
-    const double largest = largest_of(host, count);
+    const double largest = same_largest(host, count);
     size_t beyond = 0, first = 0;
     for (size_t i = count; i-- > 0;) {
         const double part = part_of(tolerance, (double)host[i], (double)device[i], largest);

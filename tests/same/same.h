@@ -74,6 +74,8 @@ void world_fail(const same_world *world, const char *format, ...) __attribute__(
 /* --- Comparisons --- */
 /* The device's side as floats: an activation decoded. The caller frees. */
 float *same_floats(const same_buffer *buffer);
+/* The largest |value| that is finite. */
+double same_largest(const float *values, size_t count);
 /* Same bytes on both sides. */
 void same_bits(const same_world *world, const char *what, const same_buffer *buffer);
 void same_memory(const same_world *world, const char *what, const void *host, const void *device, size_t bytes);

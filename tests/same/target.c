@@ -187,10 +187,11 @@ static void steps_close(const same_world *world, const same_target *target, same
                         const float *host, const float *device, double inverse) {
     const size_t count = (size_t)target->rows * target->columns;
     const uint8_t format = target->side[SAME_HOST].format;
+    const double vanishing = tolerance->of_largest * same_largest(host, count);
     size_t others = 0, beyond = 0, first = 0;
     for (size_t i = count; i-- > 0;) {
         const double a = (double)host[i], b = (double)device[i], apart = fabs(a - b);
-        if (a == b || (isnan(a) && isnan(b)) || apart <= tolerance->relative * fabs(a)) continue;
+        if (a == b || (isnan(a) && isnan(b)) || apart <= tolerance->relative * fabs(a) + vanishing) continue;
         others++;
         if (!(apart <= 1.01 * step_of(format, fmax(fabs(a), fabs(b)), inverse))) beyond++, first = i;
     }
