@@ -29,7 +29,7 @@ static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
+    config.numAttrs = 1; /* also of one block: a kernel that sends within its cluster is illegal without one */
     return cudaLaunchKernelEx(&config, kernel, job) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
 }
 
