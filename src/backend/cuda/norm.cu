@@ -1,6 +1,6 @@
 /* norm.cu - RMSNorm, and quantized in the same pass: y = (x * rstd) * gain,
- * rstd = 1 / sqrt(sum(x*x) / hidden + epsilon). A cluster keeps 32 rows in registers between the sum and the codes, so x
- * is read once. Recipes whose scale is not known beforehand take rstd from one pass and quantize in others. */
+ * rstd = 1 / sqrt(sum(x*x) / hidden + epsilon). A cluster keeps 32 rows in registers between the sum and the codes, so
+ * x is read once. Recipes whose scale is not known beforehand take rstd from one pass and quantize in others. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/row_sums.cuh"
 #include "backend/cuda/sink.cuh"
