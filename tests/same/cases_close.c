@@ -23,7 +23,8 @@ static same_tolerance rope_back_amax = {"rope_backward_quantize: amax", 1e-5, 0,
 /* The host's exp ends at 88.3: what is left of a gate below -87 is 1e-36 on one side and 0 on the other. */
 static same_tolerance swiglu_value = {"swiglu_quantize: value", 1e-5, 1e-30, 2e-3, 0, 0};
 static same_tolerance swiglu_amax = {"swiglu_quantize: amax", 1e-5, 0, 0, 0, 0};
-static same_tolerance swiglu_back_value = {"swiglu_backward_quantize: value", 1e-5, 1e-30, 2e-3, 0, 0};
+/* The gate's gradient crosses zero near -1.28, as a difference of numbers of like size. */
+static same_tolerance swiglu_back_value = {"swiglu_backward_quantize: value", 1e-5, 1e-7, 2e-3, 0, 0};
 static same_tolerance swiglu_back_amax = {"swiglu_backward_quantize: amax", 1e-5, 0, 0, 0, 0};
 static same_tolerance loss_sum = {"cross_entropy: loss", 1e-5, 0, 0, 0, 0};
 static same_tolerance loss_gradient = {"cross_entropy: gradient", OF_BF16, 1e-6, 0, 0, 0};
