@@ -221,7 +221,7 @@ qe_status qe_binding_declare(qe_rank *rank, const qe_binding *binding, qe_error 
     return QE_OK;
 }
 
-qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, qe_error *error_out) {
+qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, const uint64_t *const *words, qe_error *error_out) {
     const qe_args_guard *guard = &op->args.guard;
     qe_status status = QE_ERROR_MEMORY;
     uint32_t count = 0;
@@ -236,7 +236,7 @@ qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, qe_error *error_out) 
     for (; count < sizeof fixed / sizeof *fixed; count++) all[count] = fixed[count];
     for (uint32_t i = 0; i < guard->count; i++)
         all[count++] = (qe_range){
-            .at = (void *)(uintptr_t)guard->words[i], .bytes = sizeof **guard->words, .part = "witness"};
+            .at = (void *)(uintptr_t)words[i], .bytes = sizeof **words, .part = "witness"};
     for (uint32_t i = 0; i < count; i++) {
         all[i].read = 1;
         all[i].object = "guard";

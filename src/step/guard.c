@@ -189,8 +189,11 @@ qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *s
     QE_TRY(qe_rank_write(rank, (void *)graph->guard_words, graph->words, bytes, error_out));
     graph->head_guard = guard_op(binding, graph, 0, segment->head_count);
     graph->tail_guard = guard_op(binding, graph, segment->head_count, segment->entry_count - segment->head_count);
-    QE_TRY(qe_declare_guard(rank, &graph->head_guard, error_out));
-    return qe_declare_guard(rank, &graph->tail_guard, error_out);
+    const qe_backend *backend = rank->team->options.backend;
+    QE_TRY(backend->prepare(rank->device, &graph->head_guard, error_out));
+    QE_TRY(backend->prepare(rank->device, &graph->tail_guard, error_out));
+    QE_TRY(qe_declare_guard(rank, &graph->head_guard, graph->words, error_out));
+    return qe_declare_guard(rank, &graph->tail_guard, graph->words + segment->head_count, error_out);
 }
 
 void qe_guard_graph_release(qe_rank *rank, qe_sealed_graph *graph) {

@@ -36,8 +36,9 @@ void qe_guard_arm(qe_segment *segment, uint32_t index, const qe_sealed_graph *gr
 /* Would the graph's guards look at what this segment must look at, in its order? What `arm` requires. */
 int qe_guard_fits(const qe_segment *segment, const qe_sealed_graph *graph);
 
-/* declare.c: tells the backend what a guard and an arming copy touch, and that an op is gone. */
-qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, qe_error *error_out);
+/* declare.c: tells the backend what a guard and an arming copy touch, and that an op is gone. words: the host's copy of
+ * the guard's. */
+qe_status qe_declare_guard(qe_rank *rank, const qe_op *op, const uint64_t *const *words, qe_error *error_out);
 qe_status qe_declare_arming(qe_rank *rank, const qe_op *op, qe_error *error_out);
 void qe_declare_forget(qe_rank *rank, const qe_op *op);
 

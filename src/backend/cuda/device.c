@@ -25,6 +25,9 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
 
 static qe_status driver_check(qe_error *error_out) {
     int driver = 0, count = 0;
+    /* Streams that share a connection wait for each other, and a rank may wait for a message on any of its own. Read by
+     * the driver when it starts; what a person has set stays. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     cudaError_t code = cudaDriverGetVersion(&driver);
     if (code == cudaSuccess && driver < RUNTIME_MIN && driver > 0)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "update the NVIDIA driver to 580 or newer",
@@ -67,6 +70,7 @@ static void cuda_close(qe_device *device) {
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
     qe_order_destroy(device->order);
+    free(device->loaded);
     qe_cuda_declarations_free(device);
     pthread_mutex_destroy(&device->lock);
     free(device);

@@ -31,6 +31,8 @@ struct qe_device {
     uint64_t taken_bytes, allocations;
     struct qe_graph *recording; /* one at a time: a rank captures on its own thread */
     uint32_t streams;
+    uint64_t *loaded; /* hashes of ops whose kernels were loaded (run.c) */
+    uint32_t loaded_count, loaded_capacity;
     char identity[160];
     qe_error failure; /* of the first op that could not be queued since the last sync */
 };

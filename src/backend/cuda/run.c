@@ -1,4 +1,5 @@
 /* run.c - from an op to its kernels. */
+#include <stdlib.h>
 #include "backend/cuda/device.h"
 #include "base/assert.h"
 
@@ -75,6 +76,57 @@ static qe_status product_prepare(qe_device *device, const qe_op *op, qe_error *e
                         "%s names no algorithm for %s", device->choices_path, choices[after - 1].key);
 }
 
+/* Everything of an op but where its bytes lie: ops that are alike run the same kernels. */
+static uint64_t likeness(const qe_op *op) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)op->kind; /* FNV-1a, by words */
+    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++) {
+        uint64_t word = op->args.raw[i];
+        if (qe_op_is_address(op->kind, i * (uint32_t)sizeof word)) word = word != 0;
+        hash = (hash ^ word) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+static int is_loaded(const qe_device *device, uint64_t hash) {
+    for (uint32_t i = 0; i < device->loaded_count; i++)
+        if (device->loaded[i] == hash) return 1;
+    return 0;
+}
+
+static qe_status note_loaded(qe_device *device, uint64_t hash, qe_error *error_out) {
+    enum { FIRST = 64 };
+    if (device->loaded_count == device->loaded_capacity) {
+        uint32_t wanted = device->loaded_capacity == 0 ? FIRST : 2 * device->loaded_capacity;
+        uint64_t *grown = realloc(device->loaded, wanted * sizeof *grown);
+        if (grown == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to prepare an op");
+        device->loaded = grown;
+        device->loaded_capacity = wanted;
+    }
+    device->loaded[device->loaded_count++] = hash;
+    return QE_OK;
+}
+
+/* A kernel that is used for the first time is loaded, and that may wait for everything that runs, a rank that waits for
+ * a message among it. So each is put into a graph that is made ready and never run. */
+static qe_status kernel_load(qe_device *device, const qe_op *op, qe_error *error_out) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    uint64_t hash = likeness(op);
+    if (is_loaded(device, hash)) return QE_OK;
+    QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
+                         error_out));
+    qe_status queued = kernel_queue(op, device->aside);
+    cudaError_t code = cudaStreamEndCapture(device->aside, &graph);
+    if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
+    if (executable != NULL) (void)cudaGraphExecDestroy(executable);
+    if (graph != NULL) (void)cudaGraphDestroy(graph);
+    if (queued == QE_ERROR_ARGUMENT)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes that are multiples of 16",
+                            "the device cannot compute %s of this shape", qe_op_name(op->kind));
+    QE_TRY(qe_cuda_check(code, qe_op_name(op->kind), error_out));
+    return note_loaded(device, hash, error_out);
+}
+
 qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     switch (op->kind) {
         case QE_OP_LINEAR:
@@ -85,6 +137,6 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
         case QE_OP_SEND:
         case QE_OP_RECV:
             return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, error_out);
-        default: return QE_OK;
+        default: return kernel_load(device, op, error_out);
     }
 }

@@ -111,6 +111,17 @@ static qe_status world_channel_open(qe_world *world, uint32_t from_rank, uint32_
     return status;
 }
 
+/* Gives and takes once: the kernels are loaded now, not while a rank waits for a message. */
+static qe_status flags_load(const qe_channel *channel, qe_error *error_out) {
+    cudaStream_t stream = NULL;
+    QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream", error_out));
+    qe_status status = qe_cuda_flag_give(&channel->words[WORD_FULL], stream);
+    if (status == QE_OK) status = qe_cuda_flag_take(&channel->words[WORD_FULL], channel->world->aborted, stream);
+    cudaError_t code = cudaStreamSynchronize(stream);
+    (void)cudaStreamDestroy(stream);
+    return status == QE_OK ? qe_cuda_check(code, "a channel", error_out) : status;
+}
+
 qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, qe_error *error_out) {
     void *mailbox = NULL;
     qe_status status = QE_OK;
@@ -123,6 +134,7 @@ qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, qe_error 
         status = qe_cuda_check(cudaMalloc(&mailbox, bytes), "a mailbox", error_out);
         channel->mailbox = mailbox;
         channel->mailbox_bytes = bytes;
+        if (status == QE_OK) status = flags_load(channel, error_out);
     }
     pthread_mutex_unlock(&channel->world->lock);
     return status;
