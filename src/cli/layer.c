@@ -18,17 +18,23 @@ static qe_status take(qe_layer *layer, uint64_t bytes, void **address_out, qe_er
     return QE_OK;
 }
 
-/* Random normal values of a deviation, in the format that lies there. */
+/* Random normal values of a deviation, in the format that lies there: a block of them, again and again. Its length is
+ * odd, so rows differ. */
 static qe_status fill_random(qe_layer *layer, void *to, const char *name, uint64_t count, float deviation, int bf16,
                              qe_error *error_out) {
+    enum { BLOCK_VALUES = (1 << 20) + 1 };
     qe_prng prng = qe_prng_make(SEED, name);
-    float *values = malloc((size_t)count * sizeof *values);
+    float *values = malloc(BLOCK_VALUES * sizeof *values);
     if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for random values");
-    qe_prng_normal_fill(&prng, 0, deviation, (size_t)count, values);
+    qe_prng_normal_fill(&prng, 0, deviation, BLOCK_VALUES, values);
     uint16_t *narrow = (uint16_t *)(void *)values; /* narrows in place, from the front */
-    for (uint64_t i = 0; bf16 && i < count; i++) narrow[i] = qe_bf16_encode(values[i]);
-    uint64_t bytes = count * (bf16 ? sizeof *narrow : sizeof *values);
-    qe_status status = layer->backend->memory->write(layer->device, to, values, (size_t)bytes, error_out);
+    for (uint64_t i = 0; bf16 && i < BLOCK_VALUES; i++) narrow[i] = qe_bf16_encode(values[i]);
+    uint64_t each = bf16 ? sizeof *narrow : sizeof *values;
+    qe_status status = QE_OK;
+    for (uint64_t at = 0; status == QE_OK && at < count; at += BLOCK_VALUES) {
+        uint64_t part = count - at < BLOCK_VALUES ? count - at : BLOCK_VALUES;
+        status = layer->backend->memory->write(layer->device, (char *)to + at * each, values, part * each, error_out);
+    }
     free(values);
     return status;
 }

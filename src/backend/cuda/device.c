@@ -23,11 +23,15 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
     return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s: %s", what, cudaGetErrorString(code));
 }
 
+/* Streams that share a connection wait for each other, and a rank may wait for a message on any of its own. The driver
+ * reads this when it starts; what a person has set stays. */
+void qe_cuda_start(void) {
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 static qe_status driver_check(qe_error *error_out) {
     int driver = 0, count = 0;
-    /* Streams that share a connection wait for each other, and a rank may wait for a message on any of its own. Read by
-     * the driver when it starts; what a person has set stays. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    qe_cuda_start();
     cudaError_t code = cudaDriverGetVersion(&driver);
     if (code == cudaSuccess && driver < RUNTIME_MIN && driver > 0)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "update the NVIDIA driver to 580 or newer",
@@ -99,7 +103,9 @@ static qe_status cuda_alloc(qe_device *device, size_t bytes, void **address_out,
     void *address = NULL;
     size_t free_bytes = 0, total_bytes = 0, wanted = bytes > 0 ? bytes : QE_ALIGN_BYTES;
     cudaError_t code = cudaMalloc(&address, wanted);
-    if (code == cudaSuccess) code = cudaMemset(address, 0, wanted);
+    /* Not the default stream: what follows on others would not wait for it. */
+    if (code == cudaSuccess) code = cudaMemsetAsync(address, 0, wanted, device->aside);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(device->aside);
     if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
         (void)cudaGetLastError();
         return qe_error_set(error_out, QE_ERROR_MEMORY,

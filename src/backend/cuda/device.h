@@ -75,6 +75,9 @@ struct qe_graph {
 extern const qe_stream_ops qe_cuda_streams;
 extern const qe_graph_ops qe_cuda_graphs;
 
+/* Before the first call of the runtime. */
+void qe_cuda_start(void);
+
 /* Turns a code of the runtime into an error in words; cudaSuccess is QE_OK. */
 qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out);
 

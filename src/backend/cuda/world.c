@@ -34,6 +34,7 @@ struct qe_world {
 qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *error_out) {
     qe_world *world = calloc(1, sizeof *world);
     void *word = NULL;
+    qe_cuda_start();
     if (world == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a world");
     qe_status status = qe_local_world_create(ranks, &world->local, error_out);
     if (status == QE_OK)
