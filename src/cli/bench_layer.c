@@ -81,17 +81,17 @@ qe_status qe_bench_layer_ops(qe_layer *layer, qe_bench_layer *out, qe_error *err
     return QE_OK;
 }
 
-/* Host time of a launch, while the device is busy behind. */
+/* Host time of a launch, while the device is busy behind: single launches, because one in a while is disturbed. */
 static qe_status time_host(qe_layer *layer, double *launch_us_out, qe_error *error_out) {
-    enum { LAUNCHES = 8, SAMPLES = 15 }; /* few: a full queue would make the host wait */
-    double samples[SAMPLES];
-    for (int s = 0; s < SAMPLES; s++) {
+    enum { LAUNCHES = 4, ROUNDS = 16 }; /* few at a time: a full queue would make the host wait */
+    double samples[LAUNCHES * ROUNDS];
+    for (int i = 0; i < LAUNCHES * ROUNDS; i++) {
         double begin = qe_bench_now();
-        for (uint32_t i = 0; i < LAUNCHES; i++) QE_TRY(qe_layer_launch(layer, i % layer->options.sets));
-        samples[s] = (qe_bench_now() - begin) / LAUNCHES;
-        QE_TRY(qe_layer_sync(layer, error_out));
+        QE_TRY(qe_layer_launch(layer, (uint32_t)i % layer->options.sets));
+        samples[i] = qe_bench_now() - begin;
+        if (i % LAUNCHES == LAUNCHES - 1) QE_TRY(qe_layer_sync(layer, error_out));
     }
-    *launch_us_out = 1e6 * qe_bench_median(samples, SAMPLES);
+    *launch_us_out = 1e6 * qe_bench_median(samples, LAUNCHES * ROUNDS);
     return QE_OK;
 }
 

@@ -108,14 +108,14 @@ static qe_status note_loaded(qe_device *device, uint64_t hash, qe_error *error_o
 
 /* A kernel that is used for the first time is loaded, and that may wait for everything that runs, a rank that waits for
  * a message among it. So each is put into a graph that is made ready and never run. */
-static qe_status kernel_load(qe_device *device, const qe_op *op, qe_error *error_out) {
+static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *error_out) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
     uint64_t hash = likeness(op);
     if (is_loaded(device, hash)) return QE_OK;
     QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
                          error_out));
-    qe_status queued = kernel_queue(op, device->aside);
+    qe_status queued = op_queue(device, op, device->aside);
     cudaError_t code = cudaStreamEndCapture(device->aside, &graph);
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
@@ -131,12 +131,13 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
     switch (op->kind) {
         case QE_OP_LINEAR:
         case QE_OP_LINEAR_INPUT_GRAD:
-        case QE_OP_LINEAR_WEIGHT_GRAD: return product_prepare(device, op, error_out);
+        case QE_OP_LINEAR_WEIGHT_GRAD: QE_TRY(product_prepare(device, op, error_out)); break;
         case QE_OP_ATTENTION:
-        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_prepare(device->attention, op, error_out);
+        case QE_OP_ATTENTION_BACKWARD: QE_TRY(qe_cuda_attention_prepare(device->attention, op, error_out)); break;
         case QE_OP_SEND:
         case QE_OP_RECV:
             return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, error_out);
-        default: return kernel_load(device, op, error_out);
+        default: break;
     }
+    return kernels_load(device, op, error_out);
 }

@@ -112,13 +112,21 @@ static qe_status world_channel_open(qe_world *world, uint32_t from_rank, uint32_
     return status;
 }
 
-/* Gives and takes once: the kernels are loaded now, not while a rank waits for a message. */
+static qe_status copy(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+}
+
+/* Gives, takes and copies once: all kernels are loaded now, not while a rank waits for a message. */
 static qe_status flags_load(const qe_channel *channel, qe_error *error_out) {
     cudaStream_t stream = NULL;
     QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream", error_out));
     qe_status status = qe_cuda_flag_give(&channel->words[WORD_FULL], stream);
     if (status == QE_OK) status = qe_cuda_flag_take(&channel->words[WORD_FULL], channel->world->aborted, stream);
-    cudaError_t code = cudaStreamSynchronize(stream);
+    void *other = NULL;
+    cudaError_t code = cudaMalloc(&other, channel->mailbox_bytes);
+    if (code == cudaSuccess && status == QE_OK) status = copy(channel->mailbox, other, channel->mailbox_bytes, stream);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(stream);
+    (void)cudaFree(other);
     (void)cudaStreamDestroy(stream);
     return status == QE_OK ? qe_cuda_check(code, "a channel", error_out) : status;
 }
@@ -139,10 +147,6 @@ qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, qe_error 
     }
     pthread_mutex_unlock(&channel->world->lock);
     return status;
-}
-
-static qe_status copy(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
-    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
 }
 
 qe_status qe_cuda_channel_queue(qe_channel *channel, qe_op_kind kind, void *at, uint64_t bytes, cudaStream_t stream,
