@@ -35,7 +35,7 @@ ARROWS = {
     "config": {"base"},
     "data": {"base"},
     "backend/host": {"core", "base"},
-    "backend/cuda": {"core", "base"},
+    "backend/cuda": {"core", "base", "comm/local"}, # its transport between ranks of one process stands on that one
     "backend/te": {"core", "base"},
     "backend/check": {"core", "base"},
     "comm/local": {"core", "base"},
@@ -47,13 +47,13 @@ KNOWS_ALL = ("cli", "tests", "bench")
 # Public headers by the room whose words they speak; one that is not listed speaks for the room of its own name.
 HEADER_ROOM = {
     "status": "base", "limits": "base", "fp8": "base", "recipe": "base", "data_format": "base",
-    "op": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
+    "op": "core", "order": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
     "draw": "schedule", "certificate": "schedule", "search": "schedule",
     "plan": "plan", "model": "model", "timed": "model", "step": "step",
     "snapshot": "step", "safetensors": "store", "checkpoint": "store", "te_state": "store", "settings": "config",
     "data": "data",
-    "host": "backend/host", "check": "backend/check", "local": "comm/local",
+    "host": "backend/host", "cuda": "backend/cuda", "check": "backend/check", "local": "comm/local",
 }
 
 # foreign header -> rooms that may name it

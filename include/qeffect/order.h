@@ -1,7 +1,7 @@
 /* order.h - is what streams are really given ordered as it must be? A backend that wants to know tells every call it
- * makes, at the moment it makes it: accesses with their bytes, records, waits, syncs. A ledger of bytes judges them with
- * vector clocks, so the verdict does not depend on who wins a race. What was declared or planned plays no part: an edge
- * that was planned and never executed is missing here. */
+ * makes, at the moment it makes it: accesses with their bytes, records, waits, syncs. A ledger of bytes judges them
+ * with vector clocks, so the verdict does not depend on who wins a race. What was declared or planned plays no
+ * part: an edge that was planned and never executed is missing here. */
 #ifndef QEFFECT_ORDER_H
 #define QEFFECT_ORDER_H
 

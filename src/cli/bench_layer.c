@@ -1,5 +1,5 @@
-/* bench_layer.c - `qeffect bench layer`: forward, input gradient and weight gradient of one layer, as one graph and op by
- * op, with the floor that the device's own ceilings set, taken in the same run. */
+/* bench_layer.c - `qeffect bench layer`: forward, input gradient and weight gradient of one layer, as one graph and op
+ * by op, with the floor that the device's own ceilings set, taken in the same run. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
@@ -200,8 +200,8 @@ static int is_attention(qe_op_kind kind) {
     return kind == QE_OP_ATTENTION || kind == QE_OP_ATTENTION_BACKWARD;
 }
 
-/* Sum over ops of the longer of arithmetic and bytes, and what a graph needs between two kernels. Attention's ceiling is
- * what its library reaches alone. */
+/* Sum over ops of the longer of arithmetic and bytes, and what a graph needs between two kernels. Attention's ceiling
+ * is what its library reaches alone. */
 double qe_bench_layer_floor_ms(const qe_bench_layer *bench, const qe_bench_ceilings *ceilings) {
     const double gap_s = 0.8e-6; /* a further node of a graph, as measured on an H200 */
     double seconds = 0;

@@ -413,7 +413,7 @@ static int run_train(qe_cli *cli) {
 
 static const qe_cli_option options[] = {
     {"set", 0, "KEY=VALUE", "override one setting, e.g. train.steps=100 (docs/config.md)", 1},
-    {"device", 0, "NAME", "where to run: host, cuda, or check (slow): fails ops that touch what they did not declare", 0},
+    {"device", 0, "NAME", "where to run: host, cuda, or check (slow): fails ops that touch the undeclared", 0},
     {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},

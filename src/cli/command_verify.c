@@ -74,7 +74,8 @@ static int make_settings(qe_cli *cli, qe_device_kind device, qe_settings *settin
     int status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
     if (status != QE_EXIT_OK) return status;
     set_defaults(settings, small, sizeof small / sizeof *small);
-    if (device == QE_DEVICE_CUDA) set_defaults(settings, whole_sixteens, sizeof whole_sixteens / sizeof *whole_sixteens);
+    if (device == QE_DEVICE_CUDA)
+        set_defaults(settings, whole_sixteens, sizeof whole_sixteens / sizeof *whole_sixteens);
     if (qe_settings_check(settings, &error) != QE_OK) return qe_cli_error(cli, &error);
     uint32_t microbatches = settings->pipeline.microbatches;
     if (microbatches >= 4 && microbatches % 2 == 0) return QE_EXIT_OK;

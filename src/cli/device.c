@@ -25,7 +25,7 @@ static int refuse(qe_cli *cli, int can, const char *device) {
         if (can & QE_DEVICES_BUILT & 1 << i)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] == 0 ? "" : ", ", names[i]);
     if (strcmp(device, "cuda") == 0 && (can & QE_DEVICE_CAN_CUDA))
-        return qe_cli_usage(cli, "--device is 'cuda'; this program was built without it (cmake -DQE_CUDA=ON); it has %s",
+        return qe_cli_usage(cli, "--device is 'cuda', and this program was built without it (-DQE_CUDA=ON); it has %s",
                             known);
     return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s", device, known);
 }

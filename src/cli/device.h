@@ -25,7 +25,8 @@ void qe_device_world_destroy(qe_device_kind kind, qe_world *world);
 /* Joins an opened device to what it needs before its streams; says what it is, whatever wraps it. */
 void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, size_t identity_bytes);
 
-/* algorithms: "" or a file, which `honour` says must be there and complete; timeline: "" or a file. On a device without such choices it does nothing. */
+/* algorithms: "" or a file, which `honour` says must be there and complete; timeline: "" or a file. On a
+ * device without such choices it does nothing. */
 qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char *algorithms, int honour,
                               const char *timeline, int nvtx, int watch, qe_error *error_out);
 /* Every shape from now on is tuned by timing. */

@@ -21,13 +21,14 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CXX_STANDARD 17)
 find_package(CUDAToolkit 13 REQUIRED)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.c ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.cu
-     ${CMAKE_SOURCE_DIR}/src/backend/cuda/*.cpp)
+set(cuda_room ${CMAKE_SOURCE_DIR}/src/backend/cuda)
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${cuda_room}/*.c ${cuda_room}/*.cu ${cuda_room}/*.cpp)
 add_library(qeffect_cuda STATIC ${cuda_sources})
 set_target_properties(qeffect_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 # --fmad=false: a multiply-add is fused only where the source says so, as on the host.
 target_compile_options(qeffect_cuda PRIVATE
   "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a;--fmad=false;-lineinfo;-Xcompiler=-Wall,-Wextra>")
 target_include_directories(qeffect_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(qeffect_cuda PUBLIC qeffect qeffect_local PRIVATE CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS} rt)
+target_link_libraries(qeffect_cuda PUBLIC qeffect qeffect_local
+                      PRIVATE CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS} rt)
 include(${CMAKE_SOURCE_DIR}/src/backend/cuda/cudnn.cmake)

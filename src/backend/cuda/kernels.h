@@ -1,8 +1,8 @@
 /* kernels.h - the kernels of the cuda backend, one launcher per op. Activations are bf16, operands are codes
  * (QE_OPERANDS_CODES in op.h); master weights, gradients, moments and statistics are fp32.
  *
- * Every launcher queues its kernels on `stream` and returns; it allocates nothing and asks the device nothing, so it may
- * be captured. Host structures (args, tables of pointers) are read during the call only.
+ * Every launcher queues its kernels on `stream` and returns; it allocates nothing and asks the device nothing, so it
+ * may be captured. Host structures (args, tables of pointers) are read during the call only.
  * On failure: QE_ERROR_DEVICE, and nothing was queued; the caller asks cudaGetLastError for the cause.
  * Bits:       the same for the same input on the same device, whatever else runs. */
 #ifndef QE_CUDA_KERNELS_H

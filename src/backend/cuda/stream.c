@@ -31,7 +31,8 @@ static qe_status stream_create(qe_device *device, const char *name, qe_stream **
     stream->device = device;
     snprintf(stream->name, sizeof stream->name, "%s", name);
     device->streams++; /* from here on destroy undoes all */
-    if (device->order != NULL) status = qe_order_add_stream(device->order, name, role_of(name), &stream->place, error_out);
+    if (device->order != NULL)
+        status = qe_order_add_stream(device->order, name, role_of(name), &stream->place, error_out);
     if (status != QE_OK) {
         stream_destroy(stream);
         return status;

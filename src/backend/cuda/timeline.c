@@ -1,5 +1,5 @@
-/* timeline.c - when ops and graphs ran on the device, as a Chrome timeline (opens in Perfetto). Pairs of events are kept
- * in a ring: the last ones of a run are what is written. */
+/* timeline.c - when ops and graphs ran on the device, as a Chrome timeline (opens in Perfetto). Pairs of events are
+ * kept in a ring: the last ones of a run are what is written. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "backend/cuda/device.h"

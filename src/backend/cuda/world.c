@@ -106,8 +106,9 @@ static qe_status world_channel_open(qe_world *world, uint32_t from_rank, uint32_
     if (found != NULL)
         *channel_out = found;
     else
-        status = channel_add(world, (qe_channel){.world = world, .from_rank = from_rank, .to_rank = to_rank, .lane = lane},
-                             channel_out, error_out);
+        status = channel_add(
+            world, (qe_channel){.world = world, .from_rank = from_rank, .to_rank = to_rank, .lane = lane}, channel_out,
+            error_out);
     pthread_mutex_unlock(&world->lock);
     return status;
 }
