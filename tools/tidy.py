@@ -47,7 +47,8 @@ KNOWS_ALL = ("cli", "tests", "bench")
 # Public headers by the room whose words they speak; one that is not listed speaks for the room of its own name.
 HEADER_ROOM = {
     "status": "base", "limits": "base", "fp8": "base", "recipe": "base", "data_format": "base",
-    "op": "core", "order": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core", "effect": "core",
+    "op": "core", "order": "core", "program": "core", "rule": "core", "ledger": "core", "trace": "core",
+    "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
     "draw": "schedule", "certificate": "schedule", "search": "schedule",
     "plan": "plan", "model": "model", "timed": "model", "step": "step",

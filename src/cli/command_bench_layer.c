@@ -67,8 +67,8 @@ static json_t *ops_json(const qe_bench_layer *bench) {
 static json_t *row_json(const row *r) {
     json_t *document =
         json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:s}", "shape", r->shape->name, "hidden", (int)r->shape->hidden,
-                  "ffn", (int)r->shape->ffn, "heads", (int)r->shape->heads, "kv_heads", (int)r->shape->kv_heads, "tokens",
-                  (int)r->shape->tokens, "backend", r->identity);
+                  "ffn", (int)r->shape->ffn, "heads", (int)r->shape->heads, "kv_heads", (int)r->shape->kv_heads,
+                  "tokens", (int)r->shape->tokens, "backend", r->identity);
     json_object_set_new(document, "captured", figure_json(&r->exact.captured));
     json_object_set_new(document, "eager", figure_json(&r->exact.eager));
     json_object_set_new(document, "captured_all_fast_any_order", figure_json(&r->loose.captured));
@@ -181,8 +181,8 @@ const qe_command qe_command_bench_layer = {
         "Forward, input gradient and weight gradient of one decoder layer: gradients are added to main gradients that\n"
         "already hold something, the caches of the weights are filled, data are random, sets of slots take turns so\n"
         "that nothing is warm in a cache. Every figure is sustained; the floor is made of ceilings (a large product,\n"
-        "a copy, attention alone) that are measured in the same run. Then the same with every product accumulating fast\n"
-        "and attention in any order.\n"
+        "a copy, attention alone) that are measured in the same run. Then the same with every product accumulating\n"
+        "fast and attention in any order.\n"
         "\n"
         "Shapes: h1024 (ffn 4096, 16 heads, 1024 tokens), h2048 (8192, 16, 2048), h4096 (14336, 32/8, 2048),\n"
         "h4096-long (8192 tokens); without one, all of them. tiny is there for a look.\n"

@@ -109,7 +109,7 @@ static qe_status cuda_alloc(qe_device *device, size_t bytes, void **address_out,
     if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
         (void)cudaGetLastError();
         return qe_error_set(error_out, QE_ERROR_MEMORY,
-                            "lower train.sequences, model.sequence, model.layers, or use a schedule with fewer live slots",
+                            "lower train.sequences, model.sequence or model.layers, or keep fewer slots live",
                             "%zu bytes more are needed, %zu of %zu are free", bytes, free_bytes, total_bytes);
     }
     QE_TRY(qe_cuda_check(code, "an allocation", error_out));
