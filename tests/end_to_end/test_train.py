@@ -55,7 +55,7 @@ class Output(Case):
         self.assertEqual(check["backend"], "check on " + host["backend"])
         refused = self.run_program("train", "tiny.yaml", "--device", "chekc")
         self.assertEqual(refused.returncode, 2)
-        self.assertIn("host and check", refused.stderr)
+        self.assertIn("host, check", refused.stderr)
 
     def test_json_is_one_document_with_units_in_its_keys(self):
         self.write_tiny()
