@@ -22,7 +22,9 @@ typedef struct search {
     const qe_search_request *request;
     qe_search_problem *problem; /* of the placement that is searched */
     qe_search_lists *lists;
-    double *ends;               /* [3][stages][microbatches] */
+    double *ends;               /* room for [4][stages][microbatches] */
+    double *waited;             /* [ranks] */
+    qe_action *queue;           /* [stages][microbatches] */
     uint32_t *labels;           /* [3][stages] */
     uint32_t *cap, *best_cap;   /* [ranks] */
     qe_search_policy policy;    /* of the best listed order; cap NULL or best_cap */
@@ -161,13 +163,40 @@ static qe_status try_zero_bubble(search *on, qe_error *error_out) {
     return QE_OK;
 }
 
+/* What the ranks waited is allowed to them again, as long as the longest wait becomes shorter by it. */
+static qe_status try_switches_v(search *on, const qe_search_v_switches *switches, qe_error *error_out) {
+    const double *allowed = NULL;
+    for (double before = INFINITY;;) {
+        qe_search_score score;
+        double longest = qe_search_zero_bubble_v(on->problem, switches, allowed, on->ends, on->queue,
+                                                 on->scratch.actions, on->waited);
+        if (longest < 0.0) return QE_OK;
+        QE_TRY(measure(on, &on->scratch, &score, error_out));
+        keep_better(on, &on->scratch, score, QE_SEARCH_ZERO_BUBBLE);
+        if (longest >= before - on->problem->grain) return QE_OK;
+        before = longest;
+        allowed = on->waited;
+    }
+}
+
+static qe_status try_zero_bubble_v(search *on, qe_error *error_out) {
+    if (!on->problem->is_v) return QE_OK;
+    lay_rows(on, &on->scratch);
+    for (uint32_t bits = 0; bits < QE_SEARCH_V_SWITCHES; bits++) {
+        qe_search_v_switches switches = {bits & 1, (bits >> 1) & 1};
+        QE_TRY(try_switches_v(on, &switches, error_out));
+    }
+    return QE_OK;
+}
+
 /* Remembers the policy where its order is the best of all policies' so far. */
 static qe_status try_policy(search *on, const qe_search_policy *policy, int *better_out, qe_error *error_out) {
     qe_search_score score;
     *better_out = 0;
     lay_rows(on, &on->scratch);
     on->work += on->problem->ranks * (uint64_t)on->problem->row_count; /* making them */
-    if (!qe_search_lists_make(on->lists, policy, on->scratch.actions)) return QE_OK;
+    double expected = qe_search_lists_make(on->lists, policy, on->scratch.actions);
+    if (expected > on->listed.value + on->problem->grain) return QE_OK;
     QE_TRY(measure(on, &on->scratch, &score, error_out));
     keep_better(on, &on->scratch, score, QE_SEARCH_LISTED);
     *better_out = qe_search_is_better(score, on->listed, on->problem->grain);
@@ -289,6 +318,7 @@ static qe_status improve(search *on, qe_error *error_out) {
 static qe_status run(search *on, qe_error *error_out) {
     QE_TRY(try_all_named(on, error_out));
     QE_TRY(try_zero_bubble(on, error_out));
+    QE_TRY(try_zero_bubble_v(on, error_out));
     QE_TRY(try_policies(on, error_out));
     QE_TRY(bend(on, error_out));
     return improve(on, error_out);
@@ -300,11 +330,14 @@ static qe_status take_memory(search *on, qe_error *error_out) {
     const qe_search_problem *problem = on->problem;
     qe_schedule sizes = {.ranks = problem->ranks, .stages = problem->stages, .microbatches = problem->microbatches};
     uint32_t actions = problem->ranks * problem->row_count;
-    on->ends = calloc(actions, sizeof *on->ends);
+    on->ends = calloc(4 * (size_t)problem->stages * problem->microbatches, sizeof *on->ends);
+    on->waited = calloc(problem->ranks, sizeof *on->waited);
+    on->queue = calloc((size_t)problem->stages * problem->microbatches, sizeof *on->queue);
     on->labels = calloc(QE_SEARCH_KINDS * (size_t)problem->stages, sizeof *on->labels);
     on->cap = calloc(problem->ranks, sizeof *on->cap);
     on->best_cap = calloc(problem->ranks, sizeof *on->best_cap);
-    if (on->ends == NULL || on->labels == NULL || on->cap == NULL || on->best_cap == NULL) {
+    if (on->ends == NULL || on->waited == NULL || on->queue == NULL || on->labels == NULL || on->cap == NULL ||
+        on->best_cap == NULL) {
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to search a schedule");
     }
     QE_TRY(qe_search_lists_create(problem, &on->lists, error_out));
@@ -318,6 +351,8 @@ static qe_status take_memory(search *on, qe_error *error_out) {
 
 static void give_back(search *on) {
     free(on->ends);
+    free(on->waited);
+    free(on->queue);
     free(on->labels);
     free(on->cap);
     free(on->best_cap);

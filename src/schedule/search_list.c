@@ -17,7 +17,6 @@ enum { F = QE_ACTION_F, I = QE_ACTION_I, W = QE_ACTION_W };
 
 typedef struct rank_state {
     double clock; /* end of its last action */
-    double look;  /* when it looks for the next one; INFINITY: when something arrives */
     double begin; /* start of its first action; negative: none yet */
     double held, left; /* size kept; time of what it has still to do */
     uint32_t placed, flying; /* actions; F that wait for their I */
@@ -28,6 +27,9 @@ struct qe_search_lists {
     const qe_search_problem *problem;
     const qe_search_policy *policy;
     rank_state *rank;      /* [ranks] */
+    double *look;          /* [2 * leaves] a tree of minima; a leaf says when a rank looks for its next action:
+                            * INFINITY: when something arrives */
+    uint32_t leaves;
     uint32_t *next[2];     /* [stages] first microbatch without F, without I */
     double *arrival[2];    /* [stages * microbatches] of the input of F and of I; INFINITY: not known */
     qe_action *weights;    /* [ranks][stages of a rank * microbatches] I whose W is due, in their order */
@@ -38,8 +40,11 @@ struct qe_search_lists {
 qe_status qe_search_lists_create(const qe_search_problem *problem, qe_search_lists **lists_out, qe_error *error_out) {
     size_t pairs = (size_t)problem->stages * problem->microbatches;
     qe_arena arena = {0};
+    size_t leaves = 1;
+    while (leaves < problem->ranks) leaves *= 2;
     size_t self = qe_arena_add(&arena, sizeof(qe_search_lists), QE_ALIGN_BYTES);
     size_t rank = qe_arena_add_array(&arena, problem->ranks, sizeof(rank_state), QE_ALIGN_BYTES);
+    size_t look = qe_arena_add_array(&arena, 2 * leaves, sizeof(double), QE_ALIGN_BYTES);
     size_t next = qe_arena_add_array(&arena, 2 * (size_t)problem->stages, sizeof(uint32_t), QE_ALIGN_BYTES);
     size_t arrival = qe_arena_add_array(&arena, 2 * pairs, sizeof(double), QE_ALIGN_BYTES);
     size_t weights = qe_arena_add_array(&arena, pairs, sizeof(qe_action), QE_ALIGN_BYTES);
@@ -47,7 +52,8 @@ qe_status qe_search_lists_create(const qe_search_problem *problem, qe_search_lis
     QE_TRY(qe_arena_allocate(&arena, &block, error_out));
     char *bytes = block;
     qe_search_lists *lists = (qe_search_lists *)(bytes + self);
-    *lists = (qe_search_lists){.problem = problem, .rank = (rank_state *)(bytes + rank)};
+    *lists = (qe_search_lists){.problem = problem, .rank = (rank_state *)(bytes + rank),
+                               .look = (double *)(bytes + look), .leaves = (uint32_t)leaves};
     for (size_t lane = 0; lane < 2; lane++) {
         lists->next[lane] = (uint32_t *)(bytes + next) + lane * problem->stages;
         lists->arrival[lane] = (double *)(bytes + arrival) + lane * pairs;
@@ -59,6 +65,23 @@ qe_status qe_search_lists_create(const qe_search_problem *problem, qe_search_lis
 
 void qe_search_lists_destroy(qe_search_lists *lists) { free(lists); }
 
+static void set_look(qe_search_lists *on, uint32_t rank, double look) {
+    uint32_t at = on->leaves + rank;
+    on->look[at] = look;
+    for (at /= 2; at > 0; at /= 2) {
+        double least = on->look[2 * at] < on->look[2 * at + 1] ? on->look[2 * at] : on->look[2 * at + 1];
+        if (on->look[at] == least) return;
+        on->look[at] = least;
+    }
+}
+
+/* Of equals the first one. */
+static uint32_t first_to_look(const qe_search_lists *on) {
+    uint32_t at = 1;
+    while (at < on->leaves) at = 2 * at + (on->look[2 * at + 1] < on->look[2 * at]);
+    return at - on->leaves;
+}
+
 static void begin(qe_search_lists *on) {
     const qe_search_problem *problem = on->problem;
     size_t pairs = (size_t)problem->stages * problem->microbatches;
@@ -68,6 +91,8 @@ static void begin(qe_search_lists *on) {
         on->rank[rank] = (rank_state){.begin = -1.0, .left = problem->work[rank], .weights_begin = queue,
                                       .weights_end = queue};
     }
+    for (uint32_t i = 0; i < 2 * on->leaves; i++) on->look[i] = INFINITY;
+    for (uint32_t rank = 0; rank < problem->ranks; rank++) set_look(on, rank, 0.0);
     for (size_t lane = 0; lane < 2; lane++) {
         memset(on->next[lane], 0, problem->stages * sizeof *on->next[lane]);
         for (size_t i = 0; i < pairs; i++) on->arrival[lane][i] = INFINITY;
@@ -125,7 +150,7 @@ static void look_forward(const qe_search_lists *on, uint32_t rank, double now, c
         if (!fits(on, rank, stage)) {
             found->blocked |= arrival <= now;
         } else if (arrival > now) {
-            found->next = fmin(found->next, arrival);
+            found->next = arrival < found->next ? arrival : found->next;
         } else if (found->forward == QE_NONE || !on->policy->forward_early) {
             found->forward = stage;
         }
@@ -140,15 +165,16 @@ static void look_backward(const qe_search_lists *on, uint32_t rank, double now, 
         if (microbatch == on->next[F][stage]) continue;
         double arrival = on->arrival[I][pair_of(on, stage, microbatch)];
         if (isinf(arrival)) continue;
-        if (arrival > now) found->next = fmin(found->next, arrival);
+        if (arrival > now) found->next = arrival < found->next ? arrival : found->next;
         else if (found->backward == QE_NONE || !on->policy->backward_early) found->backward = stage;
     }
 }
 
 static void arrives(qe_search_lists *on, int lane, uint32_t stage, uint32_t microbatch, double at) {
-    rank_state *rank = &on->rank[on->problem->stage[stage].rank];
+    uint32_t rank = on->problem->stage[stage].rank;
+    double clock = on->rank[rank].clock, look = at > clock ? at : clock;
     on->arrival[lane][pair_of(on, stage, microbatch)] = at;
-    rank->look = fmin(rank->look, fmax(rank->clock, at));
+    if (look < on->look[on->leaves + rank]) set_look(on, rank, look);
 }
 
 static void send(qe_search_lists *on, const qe_action *action, double end) {
@@ -186,8 +212,9 @@ static void place(qe_search_lists *on, uint32_t index, qe_action action, double 
     on->rows[(size_t)index * on->problem->row_count + rank->placed++] = action;
     on->placed++;
     if (rank->begin < 0.0) rank->begin = now;
-    rank->clock = rank->look = now + time;
+    rank->clock = now + time;
     rank->left -= time;
+    set_look(on, index, rank->clock);
     keep_book(on, rank, &action);
     send(on, &action, rank->clock);
 }
@@ -212,7 +239,7 @@ static int fills(const qe_search_lists *on, const rank_state *rank, const choice
 
 static void act(qe_search_lists *on, uint32_t index) {
     rank_state *rank = &on->rank[index];
-    double now = rank->look, near = now + on->problem->grain;
+    double now = on->look[on->leaves + index], near = now + on->problem->grain;
     choice found = {QE_NONE, QE_NONE, INFINITY, 0};
     look_forward(on, index, near, &found);
     look_backward(on, index, near, &found);
@@ -223,22 +250,27 @@ static void act(qe_search_lists *on, uint32_t index) {
     } else if (rank->weights_begin < rank->weights_end && fills(on, rank, &found, now)) {
         place(on, index, on->weights[rank->weights_begin], now);
     } else {
-        rank->look = found.next;
+        set_look(on, index, found.next);
     }
 }
 
-int qe_search_lists_make(qe_search_lists *lists, const qe_search_policy *policy, qe_action *rows_out) {
-    uint32_t ranks = lists->problem->ranks, actions = ranks * lists->problem->row_count;
+static double metric_of(const qe_search_lists *on) {
+    double most = 0.0;
+    for (uint32_t rank = 0; rank < on->problem->ranks; rank++) {
+        double origin = on->problem->request->metric == QE_SEARCH_STAGE ? on->rank[rank].begin : 0.0;
+        most = fmax(most, on->rank[rank].clock - origin);
+    }
+    return most;
+}
+
+double qe_search_lists_make(qe_search_lists *lists, const qe_search_policy *policy, qe_action *rows_out) {
+    uint32_t actions = lists->problem->ranks * lists->problem->row_count;
     lists->policy = policy;
     lists->rows = rows_out;
     begin(lists);
     while (lists->placed < actions) {
-        uint32_t first = 0;
-        for (uint32_t rank = 1; rank < ranks; rank++) {
-            if (lists->rank[rank].look < lists->rank[first].look) first = rank;
-        }
-        if (isinf(lists->rank[first].look)) return 0;
-        act(lists, first);
+        if (isinf(lists->look[1])) return INFINITY;
+        act(lists, first_to_look(lists));
     }
-    return 1;
+    return metric_of(lists);
 }

@@ -180,6 +180,7 @@ qe_status qe_search_problem_create(const qe_search_request *request, qe_search_p
     QE_TRY(allocate(request, &problem, error_out));
     for (uint32_t stage = 0; stage < problem->stages; stage++) fill_stage(problem, placement, stage);
     fill_bounds(problem);
+    problem->is_v = placement == QE_SEARCH_V && request->chunks == 2;
     if (request->memory_limit > 0.0) problem->limit = request->memory_limit * (1.0 + ROUNDING);
     *least_out = least_limit(problem);
     if (*least_out > problem->limit) {
