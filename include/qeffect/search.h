@@ -45,16 +45,17 @@ typedef struct qe_search_request {
 
 /* What the result began as. */
 typedef enum qe_search_origin {
-    QE_SEARCH_NAMED,     /* a named order */
+    QE_SEARCH_NAMED,       /* a named order */
     QE_SEARCH_ZERO_BUBBLE, /* the papers' heuristic */
-    QE_SEARCH_LISTED,    /* action by action under a policy */
+    QE_SEARCH_LISTED,      /* action by action under a policy */
+    QE_SEARCH_EXACT,       /* the best of all orders */
 } qe_search_origin;
 
 typedef struct qe_search_result {
     qe_schedule schedule; /* owned; adds the gradients of each stage in microbatch order */
     double makespan, span, work, peak_kept; /* as in qe_simulation */
     double value;         /* makespan or span, as the metric says */
-    double bound;         /* no order on any placement asked for has a smaller one; it may not be reached */
+    double bound;         /* no order on any placement asked for has a smaller one; equal to value: it is best */
     double named_value;   /* of the best named order that fits; 0: none does */
     const char *named;    /* its name; NULL */
     uint8_t placement;    /* qe_search_placement, not ANY */

@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "schedule/order.h"
+#include "schedule/search_exact.h"
 #include "schedule/search_improve.h"
 #include "schedule/search_problem.h"
 
@@ -315,13 +316,27 @@ static qe_status improve(search *on, qe_error *error_out) {
     return QE_OK;
 }
 
+/* Nothing can be better. */
+static int is_done(const search *on) { return on->score.value <= on->problem->bound + on->problem->grain; }
+
+static qe_status try_all_orders(search *on, qe_error *error_out) {
+    qe_search_score score;
+    if (!qe_search_exact_takes(on->problem)) return QE_OK;
+    qe_search_verdict verdict = qe_search_exact(on->problem, on->score.value, on->scratch.actions);
+    if (verdict.found) {
+        lay_rows(on, &on->scratch);
+        QE_TRY(measure(on, &on->scratch, &score, error_out));
+        keep_better(on, &on->scratch, score, QE_SEARCH_EXACT);
+    }
+    if (verdict.proved) on->problem->bound = on->score.value;
+    return QE_OK;
+}
+
 static qe_status run(search *on, qe_error *error_out) {
-    QE_TRY(try_all_named(on, error_out));
-    QE_TRY(try_zero_bubble(on, error_out));
-    QE_TRY(try_zero_bubble_v(on, error_out));
-    QE_TRY(try_policies(on, error_out));
-    QE_TRY(bend(on, error_out));
-    return improve(on, error_out);
+    static qe_status (*const parts[])(search *, qe_error *) = {try_all_named, try_zero_bubble, try_zero_bubble_v,
+                                                               try_policies, bend, improve, try_all_orders};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !is_done(on); i++) QE_TRY(parts[i](on, error_out));
+    return QE_OK;
 }
 
 /* ---- a placement ---- */

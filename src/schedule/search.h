@@ -45,8 +45,8 @@ typedef struct qe_search_lists qe_search_lists; /* room for making rows */
 
 qe_status qe_search_lists_create(const qe_search_problem *problem, qe_search_lists **lists_out, qe_error *error_out);
 void qe_search_lists_destroy(qe_search_lists *lists);
-/* Makes the rows of all ranks, one behind the other, row_count each. Returns the metric, as it is where transfers do not
- * queue; INFINITY: it came to no end. */
+/* Makes the rows of all ranks, one behind the other, row_count each. Returns the metric, as it is where transfers do
+ * not queue; INFINITY: it came to no end. */
 double qe_search_lists_make(qe_search_lists *lists, const qe_search_policy *policy, qe_action *rows_out);
 
 /* The zero-bubble papers' heuristic, for one stage on each rank. */
@@ -63,12 +63,12 @@ int qe_search_zero_bubble(const qe_search_problem *problem, const qe_search_swit
 
 /* Their heuristic for two stages on each rank of a V. */
 typedef struct qe_search_v_switches {
-    uint8_t fill_forward, fill_backward; /* W also go into gaps that are too small, before an F, before an I down */
+    uint8_t fill_forward, fill_backward; /* W also go into smaller gaps, before an F, before an I down */
 } qe_search_v_switches;
 enum { QE_SEARCH_V_SWITCHES = 4 };
 
-/* As above. `allowed` [ranks] is what the ranks waited the time before, or NULL; ends [4][ranks][microbatches] and queue
- * [ranks][2 * microbatches] are room. Returns the longest wait, and waited_out [ranks]; negative: it does not fit.
+/* As above. `allowed` [ranks] is what the ranks waited the time before, or NULL; ends [4][ranks][microbatches] and
+ * queue [ranks][2 * microbatches] are room. Returns the longest wait, and waited_out [ranks]; negative: it does not fit.
  * Requires: chunks == 2, a V. */
 double qe_search_zero_bubble_v(const qe_search_problem *problem, const qe_search_v_switches *switches,
                                const double *allowed, double *ends, qe_action *queue, qe_action *rows_out,

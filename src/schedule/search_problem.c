@@ -112,16 +112,27 @@ static void fill_stage(qe_search_problem *problem, qe_search_placement placement
     if (stage > 0 && rank_of(request, placement, stage - 1) != rank) out->backward = hop(request, cost->gradient);
 }
 
-/* A rank works for so long and cannot begin before its first stage is reached; a microbatch goes all the way. */
+/* The shortest that I and W, or B, can be. */
+static double backward_time(const qe_search_problem *problem, uint32_t stage) {
+    const double *time = cost_of(problem->request, stage)->time;
+    return fmin(time[QE_ACTION_I] + time[QE_ACTION_W], time[QE_ACTION_B]);
+}
+
+/* A rank works for so long and cannot begin before its first stage is reached; a microbatch goes all the way. Pairs may
+ * make everything shorter. */
 static void fill_bounds(qe_search_problem *problem) {
-    double arrival = 0.0, way = 0.0, longest = 0.0, most = 0.0;
+    double least_work[QE_SEARCH_RANKS_MAX] = {0};
+    double arrival = 0.0, way = 0.0, longest = 0.0, most = 0.0, pair = problem->request->times.pair;
     for (uint32_t s = 0; s < problem->stages; s++) {
         const qe_search_stage *stage = &problem->stage[s];
         uint32_t chunk = s / problem->ranks;
         problem->stage_of[stage->rank * problem->chunks + chunk] = s;
+        double backward = backward_time(problem, s);
         if (chunk == 0) problem->head[stage->rank] = arrival;
         arrival += stage->time[QE_ACTION_F] + stage->forward;
-        way += stage->time[QE_ACTION_F] + stage->forward + stage->time[QE_ACTION_I] + stage->backward;
+        way += stage->time[QE_ACTION_F] + stage->forward + stage->backward;
+        way += s == 0 ? backward : fmin(backward, stage->time[QE_ACTION_I]);
+        least_work[stage->rank] += problem->microbatches * (stage->time[QE_ACTION_F] + backward);
         for (int kind = 0; kind < QE_SEARCH_KINDS; kind++) {
             problem->work[stage->rank] += problem->microbatches * stage->time[kind];
             longest = fmax(longest, stage->time[kind]);
@@ -129,10 +140,10 @@ static void fill_bounds(qe_search_problem *problem) {
     }
     int makespan = problem->request->metric == QE_SEARCH_MAKESPAN;
     for (uint32_t rank = 0; rank < problem->ranks; rank++) {
-        most = fmax(most, problem->work[rank] + (makespan ? problem->head[rank] : 0.0));
+        most = fmax(most, least_work[rank] + (makespan ? problem->head[rank] : 0.0));
     }
-    /* The rank of the first stage waits for its first microbatch to come back. */
-    problem->bound = fmax(most, way + problem->stage[0].time[QE_ACTION_W]);
+    /* The way ends on the rank where it began, so it is part of a span, too. */
+    problem->bound = fmax(most, way) * (pair > 0.0 && pair < 1.0 ? pair : 1.0);
     problem->grain = GRAIN * longest;
 }
 

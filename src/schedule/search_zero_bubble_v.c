@@ -1,7 +1,7 @@
 /* search_zero_bubble_v.c - the heuristic for two stages on each rank of a V from the same authors' code. A microbatch
- * passes every rank four times: F down, F up, I down, I up. After the ranks are filled, each round gives every rank one
- * I and then one F, whichever leg's input is there; W go into gaps that take one, and where a gap would make the longest
- * wait of all ranks longer. What the ranks waited is allowed to each of them when it is made again. */
+ * passes every rank four times: F down, F up, I down, I up. After the ranks are filled, each round gives every rank
+ * one I and then one F, whichever leg's input is there; W go into gaps that take one, and where a gap would make the
+ * longest wait of all ranks longer. What the ranks waited is allowed to each of them when it is made again. */
 #include "schedule/search.h"
 
 #include <math.h>
