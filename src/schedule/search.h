@@ -68,7 +68,8 @@ typedef struct qe_search_v_switches {
 enum { QE_SEARCH_V_SWITCHES = 4 };
 
 /* As above. `allowed` [ranks] is what the ranks waited the time before, or NULL; ends [4][ranks][microbatches] and
- * queue [ranks][2 * microbatches] are room. Returns the longest wait, and waited_out [ranks]; negative: it does not fit.
+ * queue [ranks][2 * microbatches] are room. Returns the longest wait, and waited_out [ranks]; negative: it does not
+ * fit.
  * Requires: chunks == 2, a V. */
 double qe_search_zero_bubble_v(const qe_search_problem *problem, const qe_search_v_switches *switches,
                                const double *allowed, double *ends, qe_action *queue, qe_action *rows_out,
