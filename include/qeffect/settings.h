@@ -69,8 +69,16 @@ typedef struct qe_settings_train {
     char timeline[QE_SETTINGS_TEXT_BYTES]; /* device: Chrome timeline of the last steps; empty: none */
 } qe_settings_train;
 
+/* As qe_search_placement of search.h, which this room does not know; same order. */
+typedef enum qe_stages_setting {
+    QE_STAGES_SETTING_ANY, QE_STAGES_SETTING_LINEAR, QE_STAGES_SETTING_LOOPED, QE_STAGES_SETTING_V
+} qe_stages_setting;
+
 typedef struct qe_settings_pipeline {
-    char schedule[QE_SETTINGS_TEXT_BYTES]; /* a name or the path of a CSV */
+    char schedule[QE_SETTINGS_TEXT_BYTES]; /* a name, auto, or the path of a CSV */
+    char times[QE_SETTINGS_TEXT_BYTES];    /* auto: F,I,W[,C] or a file of times; else empty */
+    uint64_t memory_limit_bytes;           /* auto: most that a rank's slots may take; 0: no limit */
+    qe_stages_setting stages;              /* auto: where they live */
     uint32_t ranks, chunks, microbatches;
     bool cache_weights; /* quantize a weight once per step instead of before every use */
     qe_placement_policy placement;

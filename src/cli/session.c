@@ -1,5 +1,6 @@
 /* session.c - builds and tears down a run of the built-in model on a device. */
 #include "cli/session.h"
+#include "cli/session_search.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -89,6 +90,11 @@ static qe_status blame_settings(const qe_settings *settings, qe_error *error_out
     return qe_error_place(error_out, settings->source, blamed.line, blamed.column);
 }
 
+static qe_status searched_schedule(qe_session *session, const qe_plan_options *plan, qe_error *error_out) {
+    qe_status status = qe_session_search(&session->settings, session->model, plan, &session->schedule, error_out);
+    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+}
+
 static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
     qe_schedule_request request = {
@@ -98,9 +104,11 @@ static qe_status named_schedule(qe_session *session, qe_error *error_out) {
 }
 
 /* The baseline runs the stages of the configured schedule on one rank, one microbatch at a time. */
-static qe_status make_schedule(qe_session *session, qe_error *error_out) {
-    QE_TRY(is_path(session->settings.pipeline.schedule) ? read_csv(session, error_out)
-                                                        : named_schedule(session, error_out));
+static qe_status make_schedule(qe_session *session, const qe_plan_options *plan, qe_error *error_out) {
+    const char *name = session->settings.pipeline.schedule;
+    QE_TRY(strcmp(name, "auto") == 0 ? searched_schedule(session, plan, error_out)
+           : is_path(name)           ? read_csv(session, error_out)
+                                     : named_schedule(session, error_out));
     if (session->settings.train.mode != QE_TRAIN_BASELINE) return QE_OK;
     qe_schedule_request request = {.name = "sequential",
                                    .ranks = 1,
@@ -197,7 +205,7 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     int baseline = s->train.mode == QE_TRAIN_BASELINE;
     qe_plan_options plan = {.cache_weights = s->pipeline.cache_weights && !baseline, .reuse_slots = !baseline};
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
-    QE_TRY(make_schedule(session, error_out));
+    QE_TRY(make_schedule(session, &plan, error_out));
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};

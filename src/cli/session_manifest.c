@@ -163,7 +163,8 @@ static const char *const free_keys[] = {
     "data.path",         "data.format",       "train.mode",     "train.capture",          "train.nonfinite",
     "train.evaluate_every", "train.evaluate_sequences", "pipeline.schedule", "pipeline.ranks", "pipeline.chunks",
     "pipeline.cache_weights", "pipeline.placement", "contracts.mode", "contracts.trace",  "checkpoint.path",
-    "checkpoint.every",  "checkpoint.keep",   "contracts.order", "train.nvtx",             "train.timeline"};
+    "checkpoint.every",  "checkpoint.keep",   "contracts.order", "train.nvtx",             "train.timeline",
+    "pipeline.times",    "pipeline.memory_limit", "pipeline.stages"};
 
 static int decides(const char *key, const qe_settings *then, const qe_settings *now) {
     for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++)

@@ -1,9 +1,11 @@
-/* times.c - "1,1.2,0.7" and files of such lines, as costs of stages. */
+/* times.c - "1,1.2,0.7", files of such lines and what `bench` measured, as costs of stages. */
 #include "cli/times.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <jansson.h>
+#include "base/assert.h"
 #include "base/text.h"
 
 enum { VALUES_MOST = 4, VALUE_BYTES = 64, LINE_BYTES = 1024 };
@@ -38,87 +40,169 @@ static uint32_t stages_beside(const qe_schedule *schedule, uint32_t stage) {
     return stages;
 }
 
-static int read_option(const qe_cli *cli, const qe_schedule *schedule, double share, qe_times *times) {
-    const char *text = qe_cli_value(cli, "times");
-    double values[VALUES_MOST] = {1.0, 1.0, 1.0, 0.0};
-    int count = text == NULL ? VALUES_MOST : read_values(text, values);
-    if (count < 3) return qe_cli_usage(cli, "--times is '%s'; expected F,I,W or F,I,W,C, numbers of 0 or more", text);
-    times->hop = count == VALUES_MOST ? values[3] : 0.0;
-    for (uint32_t stage = 0; stage < schedule->stages; stage++) {
-        times->costs[stage] =
-            qe_stage_cost_of(values[0], values[1], values[2], share, stages_beside(schedule, stage));
-    }
-    return QE_EXIT_OK;
+static qe_status take_costs(const qe_schedule *shape, qe_times *times_out, qe_error *error_out) {
+    *times_out = (qe_times){.costs = calloc(shape->stages, sizeof *times_out->costs)};
+    if (times_out->costs != NULL) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for times");
 }
 
-static int refuse(const qe_cli *cli, const char *path, uint32_t line, qe_status status, const char *message,
-                  const char *remedy) {
-    qe_error error = {0};
-    (void)qe_error_set(&error, status, remedy, "%s", message);
-    (void)qe_error_place(&error, path, line, 0);
-    return qe_cli_error(cli, &error);
+qe_status qe_times_parse(const char *text, const qe_schedule *shape, double share, qe_times *times_out,
+                         qe_error *error_out) {
+    double values[VALUES_MOST];
+    int count = read_values(text, values);
+    if (count < 3) {
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "write times of a whole rank, such as 1,1.2,0.7,0.1",
+                            "the times are '%.64s'; expected F,I,W or F,I,W,C, numbers of 0 or more", text);
+    }
+    QE_TRY(take_costs(shape, times_out, error_out));
+    times_out->hop = count == VALUES_MOST ? values[3] : 0.0;
+    for (uint32_t stage = 0; stage < shape->stages; stage++) {
+        times_out->costs[stage] =
+            qe_stage_cost_of(values[0], values[1], values[2], share, stages_beside(shape, stage));
+    }
+    return QE_OK;
+}
+
+/* ---- files ---- */
+
+/* What a file is read with. */
+typedef struct reader {
+    const char *path;
+    const qe_schedule *shape;
+    double share;
+    qe_times *times;
+    qe_error *error;
+} reader;
+
+static qe_status refuse(const reader *on, uint32_t line, qe_status status, const char *message, const char *remedy) {
+    (void)qe_error_set(on->error, status, remedy, "%s", message);
+    (void)qe_error_place(on->error, on->path, line, 0);
+    return status;
 }
 
 /* A stage's own times; it keeps its part of a whole rank. */
-static int read_line(const qe_cli *cli, const char *path, const qe_schedule *schedule, uint32_t stage, char *line,
-                     double share, qe_times *times) {
-    double values[VALUES_MOST];
-    line[strcspn(line, "\r\n")] = '\0';
-    if (read_values(line, values) != 3) {
-        return refuse(cli, path, stage + 1, QE_ERROR_FORMAT, "expected F,I,W: three numbers of 0 or more",
-                      "write the times of a stage on each line");
-    }
-    qe_stage_cost *cost = &times->costs[stage];
-    *cost = qe_stage_cost_of(0.0, 0.0, 0.0, share, stages_beside(schedule, stage));
+static void set_stage(const reader *on, uint32_t stage, const double values[3]) {
+    qe_stage_cost *cost = &on->times->costs[stage];
+    *cost = qe_stage_cost_of(0.0, 0.0, 0.0, on->share, stages_beside(on->shape, stage));
     for (int kind = 0; kind < 3; kind++) cost->time[kind] = values[kind];
     cost->time[QE_ACTION_B] = values[QE_ACTION_I] + values[QE_ACTION_W];
-    return QE_EXIT_OK;
 }
 
-static int read_lines(const qe_cli *cli, const char *path, FILE *file, const qe_schedule *schedule, double share,
-                      qe_times *times) {
+static qe_status read_lines(const reader *on, FILE *file) {
     char line[LINE_BYTES];
     uint32_t stage = 0;
     for (; fgets(line, sizeof line, file) != NULL; stage++) {
-        if (stage == schedule->stages) {
-            return refuse(cli, path, stage + 1, QE_ERROR_FORMAT, "more lines than the schedule has stages",
+        double values[VALUES_MOST];
+        line[strcspn(line, "\r\n")] = '\0';
+        if (stage == on->shape->stages) {
+            return refuse(on, stage + 1, QE_ERROR_FORMAT, "more lines than the schedule has stages",
                           "leave one line for each stage");
         }
-        int status = read_line(cli, path, schedule, stage, line, share, times);
-        if (status != QE_EXIT_OK) return status;
+        if (read_values(line, values) != 3) {
+            return refuse(on, stage + 1, QE_ERROR_FORMAT, "expected F,I,W: three numbers of 0 or more",
+                          "write the times of a stage on each line");
+        }
+        set_stage(on, stage, values);
     }
-    if (ferror(file)) return refuse(cli, path, 0, QE_ERROR_IO, "cannot read the times", "check the file");
-    if (stage == schedule->stages) return QE_EXIT_OK;
-    return refuse(cli, path, stage + 1, QE_ERROR_FORMAT, "fewer lines than the schedule has stages",
+    if (ferror(file)) return refuse(on, 0, QE_ERROR_IO, "cannot read the times", "check the file");
+    if (stage == on->shape->stages) return QE_OK;
+    return refuse(on, stage + 1, QE_ERROR_FORMAT, "fewer lines than the schedule has stages",
                   "write one line for each stage");
 }
 
-static int read_file(const qe_cli *cli, const char *path, const qe_schedule *schedule, double share,
-                     qe_times *times) {
-    FILE *file = fopen(path, "r");
-    if (file == NULL) return refuse(cli, path, 0, QE_ERROR_IO, strerror(errno), "name a file with a line per stage");
-    int status = read_lines(cli, path, file, schedule, share, times);
-    (void)fclose(file);
+/* One object of "stage_times". */
+static int read_object(const json_t *object, double values[3]) {
+    static const char *const names[3] = {"forward_ms", "input_ms", "weight_ms"};
+    for (int kind = 0; kind < 3; kind++) {
+        const json_t *value = json_object_get(object, names[kind]);
+        if (!json_is_number(value)) return 0;
+        values[kind] = json_number_value(value);
+        if (!(values[kind] >= 0.0)) return 0;
+    }
+    return 1;
+}
+
+static qe_status read_measured(const reader *on, const json_t *document) {
+    const json_t *list = json_object_get(document, "stage_times");
+    char message[128];
+    if (!json_is_array(list)) {
+        return refuse(on, 0, QE_ERROR_FORMAT, "the document has no \"stage_times\"",
+                      "write it with qeffect bench --json");
+    }
+    if (json_array_size(list) != on->shape->stages) {
+        (void)snprintf(message, sizeof message, "the document has times of %zu stages, the schedule has %u",
+                       json_array_size(list), on->shape->stages);
+        return refuse(on, 0, QE_ERROR_FORMAT, message, "measure with the ranks and chunks of the schedule");
+    }
+    for (uint32_t stage = 0; stage < on->shape->stages; stage++) {
+        double values[3];
+        if (!read_object(json_array_get(list, stage), values)) {
+            (void)snprintf(message, sizeof message, "\"stage_times\"[%u] lacks forward_ms, input_ms or weight_ms",
+                           stage);
+            return refuse(on, 0, QE_ERROR_FORMAT, message, "write it with qeffect bench --json");
+        }
+        set_stage(on, stage, values);
+    }
+    return QE_OK;
+}
+
+static qe_status read_json(const reader *on, FILE *file) {
+    json_error_t fault;
+    json_t *document = json_loadf(file, JSON_REJECT_DUPLICATES, &fault);
+    if (document == NULL) {
+        return refuse(on, fault.line > 0 ? (uint32_t)fault.line : 0, QE_ERROR_FORMAT, fault.text,
+                      "write it with qeffect bench --json");
+    }
+    qe_status status = read_measured(on, document);
+    json_decref(document);
     return status;
 }
 
+/* JSON begins with a brace, and times never do. */
+static qe_status read_file(const reader *on, FILE *file) {
+    int first = fgetc(file);
+    if (first == EOF) {
+        return refuse(on, 1, ferror(file) ? QE_ERROR_IO : QE_ERROR_FORMAT, "the file is empty, or no file",
+                      "write the times of a stage on each line");
+    }
+    (void)ungetc(first, file);
+    return first == '{' ? read_json(on, file) : read_lines(on, file);
+}
+
+qe_status qe_times_load(const char *path, const qe_schedule *shape, double share, qe_times *times_out,
+                        qe_error *error_out) {
+    reader on = {.path = path, .shape = shape, .share = share, .times = times_out, .error = error_out};
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return refuse(&on, 0, QE_ERROR_IO, strerror(errno), "name a file with a line per stage");
+    qe_status status = take_costs(shape, times_out, error_out);
+    if (status == QE_OK) status = read_file(&on, file);
+    (void)fclose(file);
+    if (status != QE_OK) qe_times_deinit(times_out);
+    return status;
+}
+
+/* ---- the command line ---- */
+
 int qe_times_read(const qe_cli *cli, const qe_schedule *schedule, qe_times *times_out) {
-    const char *path = qe_cli_value(cli, "stage-times");
+    const char *path = qe_cli_value(cli, "stage-times"), *text = qe_cli_value(cli, "times");
+    double share, limit;
     qe_times times = {0};
-    double share;
+    qe_error error = {0};
     if (qe_times_number(cli, "weight-share", 1.0, &share) != 0) return QE_EXIT_USAGE;
     if (share > 1.0) return qe_cli_usage(cli, "--weight-share is more than 1, the whole of what is kept");
-    if (qe_times_number(cli, "memory-limit", 0.0, &times.memory_limit) != 0) return QE_EXIT_USAGE;
-    if (path != NULL && qe_cli_has(cli, "times")) {
+    if (qe_times_number(cli, "memory-limit", 0.0, &limit) != 0) return QE_EXIT_USAGE;
+    if (path != NULL && text != NULL) {
         return qe_cli_usage(cli, "--times and --stage-times say the same; give one of them");
     }
-    times.costs = calloc(schedule->stages, sizeof *times.costs);
-    if (times.costs == NULL) return refuse(cli, "", 0, QE_ERROR_MEMORY, "no memory for times", NULL);
-    int status = path == NULL ? read_option(cli, schedule, share, &times)
-                              : read_file(cli, path, schedule, share, &times);
-    if (status == QE_EXIT_OK) *times_out = times;
-    else qe_times_deinit(&times);
-    return status;
+    qe_status status = path != NULL ? qe_times_load(path, schedule, share, &times, &error)
+                                    : qe_times_parse(text == NULL ? "1,1,1" : text, schedule, share, &times, &error);
+    if (status == QE_ERROR_ARGUMENT) {
+        return qe_cli_usage(cli, "--times is '%s'; expected F,I,W or F,I,W,C, numbers of 0 or more", text);
+    }
+    if (status != QE_OK) return qe_cli_error(cli, &error);
+    times.memory_limit = limit;
+    *times_out = times;
+    return QE_EXIT_OK;
 }
 
 void qe_times_deinit(qe_times *times) {

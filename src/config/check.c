@@ -100,6 +100,24 @@ static qe_status check_pipeline(const qe_settings *settings, qe_error *error_out
     return QE_OK;
 }
 
+/* What only a search takes, and what it cannot do without. */
+static qe_status check_search(const qe_settings *settings, qe_error *error_out) {
+    const qe_settings_pipeline *pipeline = &settings->pipeline;
+    if (strcmp(pipeline->schedule, "auto") == 0) {
+        if (pipeline->times[0] != '\0') return QE_OK;
+        return refuse(settings, error_out, "pipeline.schedule", "pipeline.times",
+                      "Set pipeline.times to F,I,W of a rank, or to a file that qeffect bench --json wrote.",
+                      "pipeline.schedule is auto, but pipeline.times is empty: there is nothing to search for");
+    }
+    const char *key = pipeline->times[0] != '\0'                   ? "pipeline.times"
+                      : pipeline->memory_limit_bytes > 0            ? "pipeline.memory_limit"
+                      : pipeline->stages != QE_STAGES_SETTING_ANY ? "pipeline.stages"
+                                                                  : NULL;
+    if (key == NULL) return QE_OK;
+    return refuse(settings, error_out, key, "pipeline.schedule", "Leave it out, or set pipeline.schedule to auto.",
+                  "%s is for schedule auto, but pipeline.schedule is %s", key, pipeline->schedule);
+}
+
 static qe_status check_checkpoint(const qe_settings *settings, qe_error *error_out) {
     if (settings->checkpoint.every == 0 || settings->checkpoint.path[0] != '\0') return QE_OK;
     return refuse(settings, error_out, "checkpoint.every", "checkpoint.path",
@@ -112,5 +130,6 @@ qe_status qe_settings_check(const qe_settings *settings, qe_error *error_out) {
     QE_TRY(check_data(settings, error_out));
     QE_TRY(check_train(settings, error_out));
     QE_TRY(check_pipeline(settings, error_out));
+    QE_TRY(check_search(settings, error_out));
     return check_checkpoint(settings, error_out);
 }

@@ -92,7 +92,13 @@ static const qe_settings_row rows[] = {
 
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, "
-             "v-min, 1f1b-v, dualpipev) or the path of a PyTorch CSV."},
+             "v-min, 1f1b-v, dualpipev), auto, or the path of a PyTorch CSV."},
+    {.key = "pipeline.times", AT(pipeline.times), TEXT, .initial = "\"\"",
+     .help = "Schedule auto: F,I,W[,C] of a whole rank, or a file of times as bench --json writes it."},
+    {.key = "pipeline.memory_limit", AT(pipeline.memory_limit_bytes), WHOLE(QE_ROW_U64, 0, 9223372036854775807),
+     .initial = "0", .help = "Schedule auto: bytes that the slots of a rank may take; 0: no limit."},
+    {.key = "pipeline.stages", AT(pipeline.stages), WORD("any|linear|looped|v"), .initial = "any",
+     .help = "Schedule auto: where stages live; looped and v need chunks."},
     {.key = "pipeline.ranks", AT(pipeline.ranks), WHOLE(QE_ROW_U32, 1, 64), .initial = "2",
      .help = "Pipeline ranks; each computes on its own thread."},
     {.key = "pipeline.chunks", AT(pipeline.chunks), WHOLE(QE_ROW_U32, 1, 64), .initial = "1",

@@ -1,9 +1,10 @@
 """Schedule `auto`: searched under times and memory, taken wherever a name is, refused where it cannot be."""
 import json
+import re
 import unittest
 import xml.etree.ElementTree
 
-from support import USAGE, Case
+from support import ERROR, TINY, USAGE, Case
 
 PROFILE = ("--ranks", "8", "--microbatches", "24", "--times", "29.718,29.444,19.927,0.527", "--weight-share", "0.4324")
 
@@ -48,6 +49,49 @@ class Auto(Case):
         xml.etree.ElementTree.fromstring(text)
         self.assertIn("times 1,1.2,0.7,0.1", text)
         self.assertIn("3W7", text)
+
+    def train(self, *settings, mode="eager"):
+        options = [word for setting in settings for word in ("--set", setting)]
+        return self.document("train", self.config, "--mode", mode, *options)["state_hash"]
+
+    def test_it_trains_to_the_bits_of_the_baseline(self):
+        self.config = self.write_tiny(TINY.replace("layers: 2", "layers: 4"))
+        auto = ("pipeline.schedule=auto", "pipeline.times=1,1.2,0.7,0.1")
+        expected = self.train(mode="baseline")
+        self.write("times", "1,1,1\n1,1.5,1\n1,2,1\n2,1,1\n")
+        self.assertEqual(self.train(*auto), expected)
+        self.assertEqual(self.train(*auto, mode="captured"), expected)
+        self.assertEqual(self.train(*auto, mode="baseline"), expected)
+        for stages in ("looped", "v"):
+            self.assertEqual(self.train(*auto, "pipeline.chunks=2", f"pipeline.stages={stages}"), expected)
+        self.assertEqual(self.train("pipeline.schedule=auto", "pipeline.times=times", "pipeline.chunks=2"), expected)
+
+    def test_training_keeps_within_its_bytes_or_says_how_many_it_needs(self):
+        self.config = self.write_tiny()
+        auto = ("pipeline.schedule=auto", "pipeline.times=1,1.2,0.7")
+        needs = ("train", self.config, *(word for setting in auto for word in ("--set", setting)))
+        done = self.refuse(USAGE, ["least"], *needs, "--set", "pipeline.memory_limit=1000")
+        least = int(re.search(r"least [a-z ]* is (\d+)", done.stderr).group(1))
+        self.assertEqual(self.train(*auto, f"pipeline.memory_limit={4 * least}"), self.train(mode="baseline"))
+
+    def test_settings_that_do_not_go_together_are_refused_at_their_place(self):
+        self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: auto"))
+        self.refuse(ERROR, ["tiny.yaml:", "pipeline.times is empty"], "train", "tiny.yaml")
+        self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: 1f1b\n  stages: v"))
+        self.refuse(ERROR, ["tiny.yaml:", "pipeline.stages is for schedule auto"], "train", "tiny.yaml")
+        self.write_tiny()
+        auto = ("train", "tiny.yaml", "--set", "pipeline.schedule=auto", "--set")
+        self.refuse(USAGE, ["the times are '1,2'"], *auto, "pipeline.times=1,2")
+        self.refuse(ERROR, ["absent.json", "No such file"], *auto, "pipeline.times=absent.json")
+        self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}]}')
+        self.refuse(ERROR, ["wrong.json", "times of 1 stages, the schedule has 2"], *auto, "pipeline.times=wrong.json")
+        self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}, {}]}')
+        self.refuse(ERROR, ["wrong.json", "lacks forward_ms, input_ms or weight_ms"], *auto,
+                    "pipeline.times=wrong.json")
+        self.write("wrong.json", '{"stage_times": [')
+        self.refuse(ERROR, ["wrong.json:1", "bench --json"], *auto, "pipeline.times=wrong.json")
+        self.write("wrong.json", "{}")
+        self.refuse(ERROR, ["wrong.json", "no \"stage_times\""], *auto, "pipeline.times=wrong.json")
 
     def test_a_limit_that_nothing_obeys_names_the_least_that_is(self):
         for command in ("schedule", "simulate", "check"):

@@ -1,0 +1,123 @@
+/* session_search.c - searches the schedule of a run. The search counts what microbatches keep; the plan counts slots,
+ * pool by pool, which may be more. So an order that does not fit is searched again under a smaller limit. */
+#include "cli/session_search.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "base/assert.h"
+#include "cli/times.h"
+#include "qeffect/search.h"
+
+enum { TRIES = 8 };
+#define STEP 0.999 /* of the limit that would do if the plan needed as much more as before */
+
+QE_STATIC_ASSERT((int)QE_STAGES_SETTING_V == (int)QE_SEARCH_V, "the setting names the placements");
+
+typedef struct seeker {
+    const qe_settings *settings;
+    const qe_model *model;
+    const qe_plan_options *plan;
+    qe_schedule shape;
+    qe_times times;
+} seeker;
+
+static qe_status make_shape(seeker *on, qe_error *error_out) {
+    const qe_settings_pipeline *p = &on->settings->pipeline;
+    qe_schedule_request request = {.name = "sequential", .ranks = p->ranks, .chunks = p->chunks,
+                                   .microbatches = p->microbatches};
+    return qe_schedule_generate(&request, &on->shape, error_out);
+}
+
+/* Times are numbers and commas; a file's name has something else in it. */
+static int is_list(const char *text) { return text[strspn(text, "0123456789.,+-eE ")] == '\0'; }
+
+static qe_status read_times(seeker *on, qe_error *error_out) {
+    const char *text = on->settings->pipeline.times;
+    return is_list(text) ? qe_times_parse(text, &on->shape, 1.0, &on->times, error_out)
+                         : qe_times_load(text, &on->shape, 1.0, &on->times, error_out);
+}
+
+/* A stage's slots by life, in bytes. What waits for a transfer counts with what it is kept beside. */
+static void measure_slots(const seeker *on) {
+    const qe_model_ops *ops = qe_model_table();
+    for (uint32_t stage = 0; stage < on->shape.stages; stage++) {
+        double bytes[QE_SLOT_KINDS];
+        for (int kind = 0; kind < QE_SLOT_KINDS; kind++) {
+            bytes[kind] = (double)ops->slot_bytes(on->model, stage, on->shape.stages, (qe_slot_kind)kind);
+        }
+        double *keep = on->times.costs[stage].keep;
+        keep[QE_KEEP_I] = bytes[QE_SLOT_I] + bytes[QE_SLOT_IN_F];
+        keep[QE_KEEP_X] = bytes[QE_SLOT_X];
+        keep[QE_KEEP_W] = bytes[QE_SLOT_Y];
+    }
+}
+
+static qe_status count_bytes(const seeker *on, const qe_schedule *schedule, uint64_t *bytes_out, qe_error *error_out) {
+    qe_plan *made = NULL;
+    qe_violations violations;
+    qe_counterexample counterexample = {0};
+    qe_plan_options options = *on->plan;
+    options.reuse_slots = 1; /* the baseline runs an order of its own, and the limit is not about it */
+    qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, &options, &made, &violations,
+                                      &counterexample, error_out);
+    qe_counterexample_deinit(&counterexample);
+    if (status != QE_OK) return status;
+    *bytes_out = 0;
+    for (uint32_t rank = 0; rank < made->ranks; rank++) {
+        if (made->rank[rank].slot_bytes > *bytes_out) *bytes_out = made->rank[rank].slot_bytes;
+    }
+    qe_plan_destroy(made);
+    return QE_OK;
+}
+
+/* The best order under a limit; *bytes_out of its plan where there is a limit at all. */
+static qe_status search_under(seeker *on, double limit, qe_search_result *result_out, uint64_t *bytes_out,
+                              qe_error *error_out) {
+    const qe_settings_pipeline *p = &on->settings->pipeline;
+    qe_search_request request = {
+        .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches, .placement = (uint8_t)p->stages,
+        .memory_limit = limit,
+        .times = {.costs = on->times.costs, .cost_count = on->shape.stages, .latency = on->times.hop,
+                  .release = QE_RELEASE_OP, .gradient_early = 1}};
+    QE_TRY(qe_schedule_search(&request, result_out, error_out));
+    *bytes_out = 0;
+    if (p->memory_limit_bytes == 0) return QE_OK;
+    qe_status status = count_bytes(on, &result_out->schedule, bytes_out, error_out);
+    if (status != QE_OK) qe_search_result_deinit(result_out);
+    return status;
+}
+
+static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *error_out) {
+    uint64_t most_bytes = on->settings->pipeline.memory_limit_bytes, least_bytes = UINT64_MAX;
+    double limit = (double)most_bytes;
+    qe_status status = QE_OK;
+    for (int i = 0; i < TRIES && status == QE_OK; i++) {
+        qe_search_result result = {0};
+        uint64_t bytes;
+        status = search_under(on, limit, &result, &bytes, error_out);
+        if (status == QE_OK && bytes <= most_bytes) {
+            *schedule_out = result.schedule;
+            return QE_OK;
+        }
+        qe_search_result_deinit(&result);
+        if (status != QE_OK) break;
+        if (bytes < least_bytes) least_bytes = bytes;
+        limit *= STEP * (double)most_bytes / (double)bytes;
+    }
+    if (least_bytes == UINT64_MAX) return status; /* even the search has refused the limit, and says why */
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "raise pipeline.memory_limit, or use smaller microbatches",
+                        "pipeline.memory_limit = %llu bytes; the least that was found is %llu bytes of slots on a rank",
+                        (unsigned long long)most_bytes, (unsigned long long)least_bytes);
+}
+
+qe_status qe_session_search(const qe_settings *settings, const qe_model *model, const qe_plan_options *plan,
+                            qe_schedule *schedule_out, qe_error *error_out) {
+    seeker on = {.settings = settings, .model = model, .plan = plan};
+    qe_status status = make_shape(&on, error_out);
+    if (status == QE_OK) status = read_times(&on, error_out);
+    if (status == QE_OK) measure_slots(&on);
+    if (status == QE_OK) status = search_within(&on, schedule_out, error_out);
+    qe_times_deinit(&on.times);
+    qe_schedule_deinit(&on.shape);
+    return status;
+}
