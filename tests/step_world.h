@@ -53,6 +53,9 @@ typedef struct world_options {
     const qe_model_config *config; /* tiny, as above */
     int quickstart; /* the sizes of the quickstart instead of the tiny ones */
     const qe_backend *backend; /* host */
+    const qe_comm_ops *comm; /* local; with what makes and ends its worlds */
+    qe_status (*ranks_create)(uint32_t ranks, qe_world **world_out, qe_error *error_out);
+    void (*ranks_destroy)(qe_world *world);
     void (*opened)(qe_device *device, const void *context); /* gives the host device its transport */
     const void *opened_context;
 } world_options;
@@ -61,6 +64,7 @@ typedef struct world {
     qe_model *model;
     qe_plan *plan, *evaluation;
     qe_world *ranks;
+    void (*ranks_destroy)(qe_world *world);
     qe_team *team;
     uint32_t microbatches, tokens, vocab;
     uint64_t step; /* of the next call, from 1 */
@@ -86,6 +90,7 @@ static inline qe_model_config world_config(const world_options *options) {
 
 static inline qe_model *world_model(const world_options *options) {
     qe_model_config config = world_config(options);
+    if (options->backend != NULL) config.numerics = options->backend->numerics;
     qe_recipe recipe = {.kind = options->recipe,
                         .history_length = options->history > 0 ? options->history : 4,
                         .amax_algorithm = QE_AMAX_MAX};
@@ -175,12 +180,15 @@ static inline void world_prepare(world *w, const world_options *options) {
     w->batch_targets = calloc(values, sizeof(int32_t));
     assert_non_null(w->batch_tokens);
     assert_non_null(w->batch_targets);
-    must(qe_local_world_create(w->plan->ranks, &w->ranks, &w->error), &w->error, "ranks");
+    w->ranks_destroy = options->ranks_destroy != NULL ? options->ranks_destroy : qe_local_world_destroy;
+    must((options->ranks_create != NULL ? options->ranks_create : qe_local_world_create)(w->plan->ranks, &w->ranks,
+                                                                                         &w->error),
+         &w->error, "ranks");
 }
 
 static inline qe_status world_team(world *w, const world_options *options) {
     qe_team_options team_options = {.backend = options->backend != NULL ? options->backend : qe_host_backend(),
-                                    .comm = qe_local_comm(),
+                                    .comm = options->comm != NULL ? options->comm : qe_local_comm(),
                                     .world = w->ranks,
                                     .contracts = options->contracts,
                                     .capture = options->capture,
@@ -197,7 +205,7 @@ static inline void world_open(world *w, const world_options *options) {
 
 static inline void world_close(world *w) {
     qe_team_destroy(w->team);
-    qe_local_world_destroy(w->ranks);
+    w->ranks_destroy(w->ranks);
     qe_plan_destroy(w->plan);
     qe_plan_destroy(w->evaluation);
     qe_model_destroy(w->model);

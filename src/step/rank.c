@@ -41,10 +41,12 @@ static void give_up(qe_rank *rank, qe_binding *binding, qe_status status) {
 static void drop_amaxes(qe_rank *rank) {
     static const float none = 0.0f;
     qe_error ignored; /* a device that cannot be written is broken: its steps fail */
+    qe_breach same;   /* work that went astray may still hold them: no new fault, and nothing was recorded there */
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
         for (int role = 0; role < QE_SCALE_ROLES; role++)
             if (rank->places[weight].scale[role] != NULL)
                 (void)qe_rank_write(rank, &rank->places[weight].scale[role]->amax, &none, sizeof none, &ignored);
+    (void)rank->team->options.backend->breach(rank->device, &same);
 }
 
 static int contracts_on(const qe_rank *rank) {
