@@ -124,8 +124,9 @@ static qe_status record_graph(qe_rank *rank, qe_binding *binding, const qe_segme
     qe_status status = graph->guard_block != NULL ? streams->submit(compute, &graph->head_guard) : QE_OK;
     if (status == QE_OK) status = give_items(rank, binding, segment);
     if (status == QE_OK && graph->guard_block != NULL) status = streams->submit(compute, &graph->tail_guard);
-    if (status == QE_OK) return ops->end(compute, &graph->graph, error_out);
-    ops->abandon(compute);
+    qe_status ended = ops->end(compute, &graph->graph, error_out); /* says in words what made it invalid */
+    if (ended != QE_OK || status == QE_OK) return ended;
+    ops->destroy(graph->graph);
     return qe_error_set(error_out, status, NULL, "recording items %u to %u of rank %u failed", segment->first,
                         segment->end, rank->index);
 }

@@ -1,6 +1,6 @@
-/* claims.c - what a captured graph really holds. Every node is claimed by the op that was being submitted when it came;
- * at the end the graph is walked: a node that nobody claims, or two ops that touch the same bytes, one of them writing,
- * without a path of edges between them, make the recording invalid. */
+/* claims.c - what a captured graph really holds. Every node is claimed by the op that was being submitted when it came.
+ * A node that came between two ops, and an op that left no node, make the recording invalid; at the end the graph is
+ * walked: so do two ops that touch the same bytes, one of them writing, without a path of edges between them. */
 #include <stdlib.h>
 #include <string.h>
 #include "backend/cuda/device.h"
@@ -36,18 +36,51 @@ static qe_status claim_new(qe_graph *graph, cudaGraph_t captured, size_t count, 
     return status;
 }
 
-qe_status qe_cuda_claim(qe_graph *graph, const qe_op *op) {
+/* The graph so far; NULL where the capture is no longer valid: its end will say why. */
+static qe_status nodes_now(const qe_graph *graph, cudaGraph_t *captured_out, size_t *count_out) {
     enum cudaStreamCaptureStatus state;
-    cudaGraph_t captured = NULL;
-    size_t count = 0;
-    cudaError_t code =
-        cudaStreamGetCaptureInfo(graph->origin->stream, &state, NULL, &captured, NULL, NULL, NULL);
-    if (code == cudaSuccess && state == cudaStreamCaptureStatusActive) code = cudaGraphGetNodes(captured, NULL, &count);
-    qe_status status = code == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
-    if (status == QE_OK && count > graph->claim_count) status = claim_new(graph, captured, count, op);
-    graph->ops++;
-    if (status != QE_OK && graph->failure == QE_OK) graph->failure = status;
+    *captured_out = NULL;
+    *count_out = graph->claim_count;
+    if (cudaStreamGetCaptureInfo(graph->origin->stream, &state, NULL, captured_out, NULL, NULL, NULL) != cudaSuccess)
+        return QE_ERROR_DEVICE;
+    if (state != cudaStreamCaptureStatusActive) *captured_out = NULL;
+    if (*captured_out == NULL) return QE_OK;
+    return cudaGraphGetNodes(*captured_out, NULL, count_out) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+}
+
+static qe_status refuse(qe_graph *graph, qe_status status, const char *remedy, const char *words, const char *what) {
+    if (graph->refusal.status == QE_OK) qe_error_set(&graph->refusal, status, remedy, "%s%s", what, words);
     return status;
+}
+
+static qe_status unclaimed(qe_graph *graph) {
+    return refuse(graph, QE_CONTRACT, "submit everything through the stream's table",
+                  "the captured graph holds a node that no op made: something else was captured with them", "");
+}
+
+qe_status qe_cuda_claim_begin(qe_graph *graph) {
+    cudaGraph_t captured;
+    size_t count;
+    qe_status status = nodes_now(graph, &captured, &count);
+    if (status != QE_OK) return refuse(graph, status, NULL, "the captured graph cannot be looked at", "");
+    return count > graph->claim_count ? unclaimed(graph) : QE_OK;
+}
+
+/* Work that is given but empty. */
+static int makes_no_node(const qe_op *op) {
+    return (op->kind == QE_OP_GUARD && op->args.guard.count == 0) || (op->kind == QE_OP_COPY && op->args.copy.bytes == 0);
+}
+
+qe_status qe_cuda_claim_end(qe_graph *graph, const qe_op *op) {
+    cudaGraph_t captured;
+    size_t count;
+    graph->ops++;
+    qe_status status = nodes_now(graph, &captured, &count);
+    if (status == QE_OK && captured != NULL && count == graph->claim_count && !makes_no_node(op))
+        return refuse(graph, QE_CONTRACT, "let its stream join the recording", " left no node in the captured graph: "
+                      "its stream takes no part, so it ran at once", qe_op_name(op->kind));
+    if (status == QE_OK && count > graph->claim_count) status = claim_new(graph, captured, count, op);
+    return status == QE_OK ? QE_OK : refuse(graph, status, NULL, " could not be claimed", qe_op_name(op->kind));
 }
 
 /* An op in the graph: its nodes are claims [first, last]. */
@@ -191,16 +224,16 @@ static qe_status walk_judge(walk *w, qe_error *error_out) {
     return QE_OK;
 }
 
-static qe_status nodes_judge(const qe_graph *graph, qe_error *error_out) {
+static qe_status nodes_judge(qe_graph *graph, qe_error *error_out) {
     size_t count = 0;
     QE_TRY(qe_cuda_check(cudaGraphGetNodes(graph->graph, NULL, &count), "nodes of a graph", error_out));
     if (count == graph->claim_count) return QE_OK;
-    return qe_error_set(error_out, QE_CONTRACT, "submit everything through the stream's table",
-                        "the captured graph holds %zu nodes, its ops made %llu: something else was captured with them",
-                        count, (unsigned long long)graph->claim_count);
+    qe_status status = unclaimed(graph);
+    if (error_out != NULL) *error_out = graph->refusal;
+    return status;
 }
 
-qe_status qe_cuda_graph_judge(const qe_graph *graph, qe_error *error_out) {
+qe_status qe_cuda_graph_judge(qe_graph *graph, qe_error *error_out) {
     walk w = {.graph = graph};
     QE_TRY(nodes_judge(graph, error_out));
     qe_status status = reach_make(&w, error_out);

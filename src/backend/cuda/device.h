@@ -68,7 +68,7 @@ struct qe_graph {
     uint32_t ops;
     qe_range *touched; /* what its ops touch, all together: for device->order */
     size_t touched_count;
-    qe_status failure; /* the recording is invalid */
+    qe_error refusal; /* what first made the recording invalid; status QE_OK where nothing did */
     qe_graph_info info;
 };
 
@@ -112,8 +112,10 @@ qe_status qe_cuda_declare(qe_device *device, const qe_op *op, const qe_range *ra
 const qe_range *qe_cuda_declared(const qe_device *device, const qe_op *op, size_t *count_out);
 void qe_cuda_declarations_free(qe_device *device);
 
-/* claims.c: around the submission of an op while a stream is captured; and the judgement of the whole graph. */
-qe_status qe_cuda_claim(qe_graph *graph, const qe_op *op);
-qe_status qe_cuda_graph_judge(const qe_graph *graph, qe_error *error_out);
+/* claims.c: before and behind the submission of an op while a stream is captured; and the judgement of the whole
+ * graph. On failure the recording is invalid: graph->refusal. */
+qe_status qe_cuda_claim_begin(qe_graph *graph);
+qe_status qe_cuda_claim_end(qe_graph *graph, const qe_op *op);
+qe_status qe_cuda_graph_judge(qe_graph *graph, qe_error *error_out);
 
 #endif

@@ -67,8 +67,10 @@ static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *er
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream '%s' began no recording", stream->name);
     qe_status status = qe_cuda_check(capture_stop(graph), "the end of a capture", error_out);
     if (status == QE_ERROR_DEVICE && error_out != NULL) status = error_out->status = QE_ERROR_ARGUMENT;
-    if (status == QE_OK && graph->failure != QE_OK)
-        status = qe_error_set(error_out, graph->failure, NULL, "an op could not be recorded");
+    if (graph->refusal.status != QE_OK) { /* it came first, and may be why the capture is not whole */
+        status = graph->refusal.status;
+        if (error_out != NULL) *error_out = graph->refusal;
+    }
     if (status == QE_OK) status = qe_cuda_graph_judge(graph, error_out);
     if (status == QE_OK) status = qe_cuda_watch_graph(graph, error_out);
     if (status == QE_OK) status = instantiate(graph, error_out);

@@ -56,12 +56,15 @@ static qe_status op_queue(qe_stream *stream, const qe_op *op) {
 static qe_status stream_submit(qe_stream *stream, const qe_op *op) {
     qe_device *device = stream->device;
     QE_TRY(qe_cuda_watch_op(device, stream->place, op));
+    if (device->recording != NULL) QE_TRY(qe_cuda_claim_begin(device->recording));
     int marks = device->timeline != NULL && device->recording == NULL;
     if (device->nvtx) nvtxRangePushA(qe_op_name(op->kind));
     if (marks) qe_cuda_timeline_begin(device->timeline, qe_op_name(op->kind), stream->name, stream->stream);
     qe_status status = op_queue(stream, op);
     if (marks) qe_cuda_timeline_end(device->timeline, stream->stream);
-    if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim(device->recording, op);
+    if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim_end(device->recording, op);
+    if (status != QE_OK && device->recording != NULL && device->recording->refusal.status == QE_OK)
+        device->recording->refusal = device->failure;
     if (device->nvtx) nvtxRangePop();
     return status;
 }

@@ -1,0 +1,20 @@
+/* check_gpu.h - what the parts of check_gpu share. */
+#ifndef QE_TESTS_CHECK_GPU_H
+#define QE_TESTS_CHECK_GPU_H
+
+#include <stdint.h>
+#include "qeffect/status.h"
+
+/* A graph that was planted with a fault, and what became of it. */
+typedef struct planted {
+    const char *what;
+    int refusal_due, refused;
+    char words[QE_ERROR_TEXT_BYTES]; /* of the refusal */
+} planted;
+
+enum { PLANTED_MAX = 8 };
+
+/* Records graphs on a device of its own. Returns how many there were; */
+uint32_t planted_graphs(planted *graphs_out);
+
+#endif
