@@ -362,10 +362,12 @@ static int run_verify(qe_cli *cli) {
     int full = which == NULL || strcmp(which, "full") == 0;
     if (!full && strcmp(which, "short") != 0)
         return qe_cli_usage(cli, "--rows is '%s'; expected short or full", which);
-    if (qe_cli_number(cli, "jobs", 1, QE_VERIFY_JOBS_MAX, processors(), &jobs) != 0) return QE_EXIT_USAGE;
     qe_device_kind device;
     int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CUDA, &device);
     if (status != QE_EXIT_OK) return status;
+    /* Teams that share a GPU share its connections, and would wait for each other's messages. */
+    uint64_t most = device == QE_DEVICE_CUDA ? 1 : QE_VERIFY_JOBS_MAX;
+    if (qe_cli_number(cli, "jobs", 1, most, most == 1 ? 1 : processors(), &jobs) != 0) return QE_EXIT_USAGE;
     status = make_settings(cli, device, &v.configured);
     if (status != QE_EXIT_OK) return status;
     if (qe_verify_rows_make(&v.rows, full, &v.configured, &error) != QE_OK)
@@ -380,7 +382,7 @@ static int run_verify(qe_cli *cli) {
 
 static const qe_cli_option options[] = {
     {"rows", 0, "WHICH", "full (default), or short: every pair of choices once", 0},
-    {"jobs", 0, "N", "rows that run at the same time (default: processors)", 0},
+    {"jobs", 0, "N", "rows that run at the same time (default: processors; on a GPU one)", 0},
     {"keep", 0, NULL, "go on after a row that differs", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. model.hidden=64 (docs/config.md)", 1},
     {"device", 0, "NAME", "where to run: host or cuda", 0},

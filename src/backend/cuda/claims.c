@@ -162,9 +162,10 @@ static qe_status reach_make(walk *w, qe_error *error_out) {
     uint64_t(*pairs)[2] = calloc(count + 1, sizeof *pairs);
     w->words = (w->graph->claim_count + 63) / 64;
     w->reach = calloc(w->graph->claim_count * w->words + 1, sizeof *w->reach);
-    qe_status status = pairs != NULL && w->reach != NULL
-                           ? edges_read(w->graph, pairs, &count, error_out)
-                           : qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to walk a graph");
+    qe_status status = pairs == NULL || w->reach == NULL
+                           ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to walk a graph")
+                       : count > 0 ? edges_read(w->graph, pairs, &count, error_out)
+                                   : QE_OK; /* the runtime refuses to list no edges */
     if (status == QE_OK) status = reach_fill(w, pairs, count, error_out);
     free(pairs);
     return status;

@@ -31,6 +31,7 @@ struct qe_device {
     uint64_t taken_bytes, allocations;
     struct qe_graph *recording; /* one at a time: a rank captures on its own thread */
     uint32_t streams;
+    qe_stream *first_stream; /* all that live */
     uint64_t *loaded; /* hashes of ops whose kernels were loaded (run.c) */
     uint32_t loaded_count, loaded_capacity;
     char identity[160];
@@ -42,6 +43,8 @@ struct qe_stream {
     cudaStream_t stream;
     char name[QE_NAME_BYTES];
     uint32_t place; /* in device->order */
+    uint32_t users; /* who created it under this name */
+    qe_stream *next;
     int transfers; /* has sent or received since the last sync */
     const int *aborted; /* of the transport it went through; NULL: none */
 };

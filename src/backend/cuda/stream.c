@@ -8,9 +8,14 @@
 
 static void stream_destroy(qe_stream *stream) {
     if (stream == NULL) return;
+    qe_device *device = stream->device;
     (void)cudaStreamSynchronize(stream->stream);
+    device->streams--;
+    if (--stream->users > 0) return;
+    qe_stream **link = &device->first_stream;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
     (void)cudaStreamDestroy(stream->stream);
-    stream->device->streams--;
     free(stream);
 }
 
@@ -19,7 +24,7 @@ static qe_stream_role role_of(const char *name) {
     return strcmp(name, "caller") == 0 ? QE_STREAM_CALLER : QE_STREAM_COMPUTE;
 }
 
-static qe_status stream_create(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
+static qe_status stream_make(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
     qe_stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
     qe_status status = qe_cuda_check(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking), name,
@@ -29,9 +34,22 @@ static qe_status stream_create(qe_device *device, const char *name, qe_stream **
         return status;
     }
     stream->device = device;
+    stream->next = device->first_stream;
+    device->first_stream = stream;
     snprintf(stream->name, sizeof stream->name, "%s", name);
-    device->streams++; /* from here on destroy undoes all */
-    if (device->order != NULL)
+    *stream_out = stream;
+    return QE_OK;
+}
+
+/* Training and evaluation take turns and name their streams alike, so they share them: a device has few connections,
+ * and streams that share one wait for each other. */
+static qe_status stream_create(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
+    qe_status status = QE_OK;
+    qe_stream *stream = device->first_stream;
+    while (stream != NULL && strcmp(stream->name, name) != 0) stream = stream->next;
+    if (stream == NULL) QE_TRY(stream_make(device, name, &stream, error_out));
+    device->streams++;
+    if (stream->users++ == 0 && device->order != NULL)
         status = qe_order_add_stream(device->order, name, role_of(name), &stream->place, error_out);
     if (status != QE_OK) {
         stream_destroy(stream);

@@ -15,6 +15,10 @@
 
 enum { WORD_FULL, WORD_FREE, WORDS };
 
+/* A GPU has 32 connections, and a stream that shares one with a stream that waits for a message waits too. A rank has
+ * a compute, a caller's and an aside stream, and two for each edge with a neighbour. */
+enum { RANKS_ON_A_GPU_MAX = 4 };
+
 struct qe_channel {
     qe_world *world;
     uint32_t from_rank, to_rank, lane;
@@ -35,6 +39,12 @@ qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *e
     qe_world *world = calloc(1, sizeof *world);
     void *word = NULL;
     qe_cuda_start();
+    if (ranks > RANKS_ON_A_GPU_MAX) {
+        free(world);
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "use pipeline.chunks for more stages, or --device host",
+                            "%u ranks on one GPU; at most %d can wait for each other's messages", ranks,
+                            RANKS_ON_A_GPU_MAX);
+    }
     if (world == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a world");
     qe_status status = qe_local_world_create(ranks, &world->local, error_out);
     if (status == QE_OK)
