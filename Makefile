@@ -5,11 +5,12 @@
 #   make train           trains the model of examples/quickstart.yaml
 #   make check           builds and passes all tests, the style check among them
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
+#   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-crash check-sanitize check-asan check-tsan coverage clean
+.PHONY: build setup train check check-crash check-gpu check-sanitize check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -48,6 +49,18 @@ check-crash: build
 	@echo "check-crash: all cases"
 	@ninja -C build check-crash
 
+# Where there is no GPU the tests are built and skipped.
+check-gpu: setup
+	@sh tools/cuda_deps.sh
+	@echo "check-gpu: build-cuda/ with the cuda backend"
+	@$(call configure,build-cuda,-DQE_CUDA=ON)
+	@ninja -C build-cuda same_test_same check_gpu qeffect_cli
+	@echo "check-gpu: every op on host and device"; build-cuda/tests/test_same; status=$$?; \
+	    if [ $$status = 77 ]; then echo "check-gpu: built; nothing was checked, for want of a GPU"; exit 0; fi; \
+	    [ $$status = 0 ] || exit $$status; \
+	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
+	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
+
 check-sanitize: check-asan check-tsan
 
 check-asan: setup
@@ -80,5 +93,5 @@ coverage:
 	done
 
 clean:
-	@echo "clean: build/ build-asan/ build-tsan/ build-coverage/"
-	@rm -rf build build-asan build-tsan build-coverage
+	@echo "clean: build/ build-cuda/ build-asan/ build-tsan/ build-coverage/"
+	@rm -rf build build-cuda build-asan build-tsan build-coverage

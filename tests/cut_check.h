@@ -52,6 +52,7 @@ static inline void cut_start(world *w, const cut_reference *reference) {
 
 static inline void cut_reference_make(world *w, uint32_t hashed, uint32_t steps, cut_reference *reference_out) {
     cut_reference *r = reference_out;
+    if (steps < hashed) steps = hashed;
     *r = (cut_reference){.hashed = hashed, .steps = steps};
     r->hash = cut_alloc((hashed + 1) * sizeof *r->hash);
     r->loss = cut_alloc((steps + 1) * sizeof *r->loss);
@@ -208,7 +209,8 @@ static inline int cut_is_real(world *w, const cut_reference *reference, cut_kind
     return 0;
 }
 
-/* Steps with all edges, and delays of another seed every so often: how many were refused, or had another loss. */
+/* Steps with all edges, and delays of another seed every so often: how many were refused, or had another loss.
+ * Requires: the reference hashed the state behind the last of them. */
 static inline uint32_t cut_clean_run(world *w, const cut_reference *reference, uint32_t steps, int *same_state_out) {
     enum { SEED_EVERY = 20, SEED_FIRST = 1000 };
     uint32_t wrong = 0;

@@ -152,7 +152,7 @@ static inline uint64_t cut_random(uint64_t *state) {
     return z ^ z >> 31;
 }
 
-/* Every op waits for up to its stream's own time. Compute has hundreds of ops a step, the others a few. Seed 0: none. */
+/* Every op waits for up to its stream's own time; compute has hundreds of ops a step, others a few. Seed 0: none. */
 static inline void cut_delays(uint64_t seed) {
     static const uint64_t levels[] = {0, 1, 16, 256};
     enum { BASE_NS = 4000, COMPUTE_LEVELS = 3, LEVELS = 4 };
@@ -169,7 +169,8 @@ static inline void cut_delays(uint64_t seed) {
 
 static inline void cut_delay(cut_stream *stream) {
     uint64_t most = stream->device->delay_max_ns[stream->role];
-    if (most > 0 && !stream->device->recording) cut.delay(stream, cut_random(&stream->device->random) % (most + 1));
+    if (most == 0 || stream->device->recording) return;
+    cut.delay(stream, cut_random(&stream->device->random) % (most + 1));
 }
 
 /* What may be touched, by the address of the op. */

@@ -137,9 +137,9 @@ static qe_status meet(qe_rank *rank, qe_status mine, size_t count) {
 
 /* What the guards of this step's graphs saw. */
 static qe_status guards(qe_rank *rank, qe_binding *binding) {
-    qe_violations found;
+    qe_violations found = {0};
     qe_status status = qe_guard_verdict(rank, binding, &found);
-    if (status != QE_CONTRACT) return status;
+    if (status != QE_CONTRACT || found.count == 0) return status; /* the device may refuse to let the host read */
     if (rank->violations.count == 0) rank->violations = found;
     return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
 }

@@ -68,7 +68,8 @@ qe_status qe_cuda_claim_begin(qe_graph *graph) {
 
 /* Work that is given but empty. */
 static int makes_no_node(const qe_op *op) {
-    return (op->kind == QE_OP_GUARD && op->args.guard.count == 0) || (op->kind == QE_OP_COPY && op->args.copy.bytes == 0);
+    if (op->kind == QE_OP_GUARD) return op->args.guard.count == 0;
+    return op->kind == QE_OP_COPY && op->args.copy.bytes == 0;
 }
 
 qe_status qe_cuda_claim_end(qe_graph *graph, const qe_op *op) {

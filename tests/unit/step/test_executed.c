@@ -3,11 +3,11 @@
 #include "cut_check.h"
 
 enum {
-    RUNS = WORLD_SANITIZED ? 10 : 100,
-    RUNS_CAPTURED = 10,
-    STEPS = WORLD_SANITIZED ? 40 : 200,
-    SEEDS = 200,
-    DELAY_BYTES = 4 << 20,
+    RUNS = WORLD_SANITIZED ? 3 : 100,
+    RUNS_CAPTURED = WORLD_SANITIZED ? 1 : 4,
+    STEPS = WORLD_SANITIZED ? 20 : 60,
+    SEEDS = 500,
+    DELAY_BYTES = WORLD_FINDS_RACES ? 64 << 10 : 4 << 20,
     DELAY_OPS = 256,
 };
 
