@@ -90,6 +90,14 @@ typedef struct qe_bench_kernels {
 } qe_bench_kernels;
 qe_status qe_bench_kernels_measure(const qe_settings *settings, qe_bench_kernels *kernels_out, qe_error *error_out);
 
+/* One stage's F, I and W, as the host runs them: medians over microbatches and steps. */
+typedef struct qe_bench_stage {
+    double ms[3];
+} qe_bench_stage;
+/* Requires: stages of the configured pipeline, at most QE_CHUNKS_MAX; an open dataset. */
+qe_status qe_bench_actions_measure(const qe_settings *settings, uint32_t stages, qe_dataset *dataset,
+                                   qe_bench_stage *stages_out, qe_error *error_out);
+
 /* Median of values; they are sorted. Requires: count > 0. */
 double qe_bench_median(double *values, size_t count);
 /* Seconds, monotonic, as fine as the clock gives them. */

@@ -16,6 +16,7 @@ typedef struct bench {
     qe_bench_contracts contracts;
     qe_bench_graphs graphs;
     qe_bench_kernels kernels;
+    qe_bench_stage *stages; /* [stages of the schedule]; NULL: more than one rank may hold */
     uint64_t *doubled_slot_bytes; /* [ranks] at twice the microbatches; NULL: the schedule is a file */
 } bench;
 
@@ -100,11 +101,20 @@ static qe_status plan_doubled(bench *b, qe_error *error) {
     return status;
 }
 
+static qe_status measure_actions(bench *b, qe_error *error) {
+    uint32_t stages = configured(b)->schedule.stages;
+    if (stages > QE_CHUNKS_MAX) return QE_OK;
+    b->stages = calloc(stages, sizeof *b->stages);
+    if (b->stages == NULL) return qe_error_set(error, QE_ERROR_MEMORY, NULL, "no memory for the times of stages");
+    return qe_bench_actions_measure(&b->settings, stages, b->timed.session[0].dataset, b->stages, error);
+}
+
 static qe_status measure(bench *b, qe_error *error) {
     QE_TRY(qe_bench_steps_measure(&b->timed, &b->settings, b->steps, b->pairs, b->cli->terminal, error));
     QE_TRY(qe_bench_contracts_measure(configured(b)->train, &b->contracts, error));
     QE_TRY(qe_bench_graphs_measure(&b->graphs, error));
     QE_TRY(qe_bench_kernels_measure(&b->settings, &b->kernels, error));
+    QE_TRY(measure_actions(b, error));
     return plan_doubled(b, error);
 }
 
@@ -175,6 +185,15 @@ static void print_kernels(const bench *b) {
         char shape[48];
         snprintf(shape, sizeof shape, "%ux%ux%u", l->rows, l->in, l->out);
         printf("  %-22s %14s %10.1f %12.1f %12.1f\n", l->name, shape, l->gflops[0], l->gflops[1], l->gflops[2]);
+    }
+}
+
+static void print_stages(const bench *b) {
+    if (b->stages == NULL) return;
+    printf("\n%-24s %10s %14s %14s\n", "actions of a stage, ms", "forward", "input grad", "weight grad");
+    for (uint32_t stage = 0; stage < configured(b)->schedule.stages; stage++) {
+        const double *ms = b->stages[stage].ms;
+        printf("  stage %-16u %10.3f %14.3f %14.3f\n", stage, ms[QE_ACTION_F], ms[QE_ACTION_I], ms[QE_ACTION_W]);
     }
 }
 
@@ -254,6 +273,18 @@ static json_t *kernels_json(const bench *b) {
     return json_pack("{s:o, s:o}", "quantize", quantize, "matrix_products", linears);
 }
 
+static json_t *stages_json(const bench *b) {
+    if (b->stages == NULL) return json_null();
+    json_t *list = json_array();
+    for (uint32_t stage = 0; stage < configured(b)->schedule.stages; stage++) {
+        const double *ms = b->stages[stage].ms;
+        json_array_append_new(list, json_pack("{s:i, s:f, s:f, s:f}", "stage", (int)stage, "forward_ms",
+                                              ms[QE_ACTION_F], "input_ms", ms[QE_ACTION_I], "weight_ms",
+                                              ms[QE_ACTION_W]));
+    }
+    return list;
+}
+
 static json_t *memory_json(const bench *b) {
     const qe_plan *plan = configured(b)->train;
     json_t *list = json_array();
@@ -285,6 +316,7 @@ static int report_json(const bench *b) {
     json_object_set_new(document, "contracts", contracts_json(b));
     json_object_set_new(document, "graphs", graphs_json(b));
     json_object_set_new(document, "kernels", kernels_json(b));
+    json_object_set_new(document, "stage_times", stages_json(b));
     json_object_set_new(document, "memory", memory_json(b));
     return qe_cli_json(document, QE_EXIT_OK);
 }
@@ -296,6 +328,7 @@ static int report(const bench *b) {
     print_contracts(b);
     print_graphs(b);
     print_kernels(b);
+    print_stages(b);
     print_memory(b);
     return QE_EXIT_OK;
 }
@@ -316,6 +349,7 @@ static int run_bench(qe_cli *cli) {
     status = measure(&b, &error) == QE_OK ? report(&b) : qe_cli_error(cli, &error);
     qe_bench_steps_deinit(&b.timed);
     free(b.doubled_slot_bytes);
+    free(b.stages);
     return status;
 }
 
@@ -337,8 +371,9 @@ const qe_command qe_command_bench = {
         "take\n"
         "turns: N steps each, K rounds, after a warm-up. Ratios are taken within a round; every figure is a median.\n"
         "Then, on the same plan, the ledger alone (ns per check, share of a step), the kernels alone at the model's\n"
-        "sizes, and the bytes of slots with the configured and with twice the microbatches. Nothing is kept: no\n"
-        "weights, no trace. Without a file the pipeline is the quickstart's, about half a minute on two cores.\n"
+        "sizes, F, I and W of each stage alone (with --json what --stage-times and pipeline.times take), and the\n"
+        "bytes of slots with the configured and with twice the microbatches. Nothing is kept: no weights, no trace.\n"
+        "Without a file the pipeline is the quickstart's, about half a minute on two cores.\n"
         "\n"
         "The load of the machine is told with the figures: on a busy one, use more rounds and trust the ratios.\n"
         "\n"

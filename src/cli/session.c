@@ -1,6 +1,7 @@
 /* session.c - builds and tears down a run of the built-in model on a device. */
 #include "cli/session.h"
 #include "cli/session_search.h"
+#include "cli/stopwatch.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -191,10 +192,18 @@ static void spoil(qe_schedule *schedule, qe_rule rule) {
     if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1) close_cycle(schedule);
 }
 
+/* Of the model, or of the stopwatch in front of it. */
+static qe_status create_plan(qe_session *session, const qe_schedule *schedule, const qe_plan_options *options,
+                             qe_plan **plan_out, qe_error *error_out) {
+    const qe_model_ops *ops = session->watch != NULL ? qe_stopwatch_table() : qe_model_table();
+    const void *model = session->watch != NULL ? (const void *)session->watch : session->model;
+    return qe_plan_create(schedule, ops, model, options, plan_out, &session->violations, &session->counterexample,
+                          error_out);
+}
+
 static qe_status training_plan(qe_session *session, const qe_plan_options *plan, qe_rule broken, qe_error *error_out) {
     if (broken != QE_RULE_NONE) spoil(&session->schedule, broken);
-    QE_TRY(qe_plan_create(&session->schedule, qe_model_table(), session->model, plan, &session->train,
-                          &session->violations, &session->counterexample, error_out));
+    QE_TRY(create_plan(session, &session->schedule, plan, &session->train, error_out));
     if (broken == QE_RULE_NONE) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "try pipeline.ranks of 2 and 4 microbatches, or another rule",
                         "no move of one action makes this schedule break %s", qe_rule_id(broken));
@@ -209,8 +218,7 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
-    return qe_plan_create(&session->evaluation_schedule, qe_model_table(), session->model, &forward, &session->evaluate,
-                          &session->violations, &session->counterexample, error_out);
+    return create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out);
 }
 
 static void device_opened(qe_device *device, const void *context) {
@@ -268,6 +276,8 @@ qe_status qe_session_open(qe_session *session, const qe_settings *settings, cons
     session->honours = settings->train.algorithms[0] != 0 && access(settings->train.algorithms, F_OK) == 0;
     if (options->data) QE_TRY(open_data(session, error_out));
     QE_TRY(create_model(session, error_out));
+    session->watch = options->watch;
+    if (session->watch != NULL) session->watch->model = session->model;
     QE_TRY(make_plans(session, options, error_out));
     QE_TRY(make_team(session, error_out));
     return make_batch(session, error_out);

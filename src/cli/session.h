@@ -15,6 +15,7 @@ typedef struct qe_session {
     qe_settings settings;
     qe_dataset *dataset; /* NULL: a session without data (generate) */
     qe_model *model;
+    struct qe_stopwatch *watch; /* NULL: nobody asks when actions end */
     qe_schedule schedule, evaluation_schedule;
     qe_plan *train, *evaluate;
     qe_world *world;
@@ -37,6 +38,7 @@ typedef struct qe_session_options {
     int training; /* 0: only the evaluation plan */
     int data; /* opens data.path */
     qe_device_kind device;
+    struct qe_stopwatch *watch; /* NULL, or notes when each action ends (host) */
     qe_rule break_schedule; /* a schedule.* rule: the schedule is spoilt before it is planned (--inject) */
 } qe_session_options;
 

@@ -66,6 +66,16 @@ class Auto(Case):
             self.assertEqual(self.train(*auto, "pipeline.chunks=2", f"pipeline.stages={stages}"), expected)
         self.assertEqual(self.train("pipeline.schedule=auto", "pipeline.times=times", "pipeline.chunks=2"), expected)
 
+    def test_it_takes_what_bench_measured(self):
+        self.config = self.write_tiny()
+        measured = self.document("bench", self.config, "--steps", "1", "--pairs", "1")
+        self.write("bench.json", json.dumps(measured))
+        found = self.document("simulate", "auto", "--ranks", "2", "--microbatches", "4", "--stage-times", "bench.json")
+        work = [4 * sum(row[part] for part in ("forward_ms", "input_ms", "weight_ms"))
+                for row in measured["stage_times"]]
+        self.assertAlmostEqual(found["work"], max(work))
+        self.assertEqual(self.train("pipeline.schedule=auto", "pipeline.times=bench.json"), self.train(mode="baseline"))
+
     def test_training_keeps_within_its_bytes_or_says_how_many_it_needs(self):
         self.config = self.write_tiny()
         auto = ("pipeline.schedule=auto", "pipeline.times=1,1.2,0.7")

@@ -48,6 +48,9 @@ class Bench(Case):
         self.assertTrue(all(row["gelements_per_s"] > 0 for row in told["kernels"]["quantize"]))
         self.assertEqual([row["name"] for row in told["kernels"]["matrix_products"]],
                          ["qkv", "attention out", "gate and up", "down", "head"])
+        self.assertEqual([row["stage"] for row in told["stage_times"]], [0, 1])
+        for row in told["stage_times"]:
+            self.assertTrue(all(0 < row[part] < math.inf for part in ("forward_ms", "input_ms", "weight_ms")))
         for rank in told["memory"]:
             self.assertEqual(rank["slot_bytes"], rank["doubled_microbatches_slot_bytes"])
         self.assertEqual(sorted(os.listdir(self.folder)), ["text.txt", "tiny.yaml"], "nothing is kept")
