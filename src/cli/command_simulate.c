@@ -82,8 +82,8 @@ static int check_measurable(const simulate *s) {
         for (int kind = QE_ACTION_F; kind <= QE_ACTION_W; kind++) {
             double ms = s->times.costs[stage].time[kind];
             if (ms >= QE_MEASURE_LEAST_MS) continue;
-            return qe_cli_usage(s->cli, "--measured needs actions of %d ms and more; one of stage %u takes %g",
-                                QE_MEASURE_LEAST_MS, stage, ms);
+            return qe_cli_usage(s->cli, "--measured needs actions of %d ms and more; one of stage %u takes %g "
+                                "(--times are of a whole rank)", QE_MEASURE_LEAST_MS, stage, ms);
         }
     }
     if (s->times.hop == 0.0) return QE_EXIT_OK;

@@ -169,13 +169,20 @@ static json_t *memory_json(const training *t) {
     return list;
 }
 
+/* A run that is at its end does not go on by itself: the cosine ends there, too. */
+static void tell_checkpoints(const training *t, const char *path) {
+    uint64_t steps = t->session.settings.train.steps;
+    printf("checkpoints are in %s, the last of step %llu; `%s train --resume %s", path,
+           (unsigned long long)t->keeping.written_step, t->cli->program, path);
+    if (t->keeping.written_step < steps) printf("` goes on from it\n");
+    else printf(" --set train.steps=%llu --new-lineage` trains longer\n", 2ULL * steps);
+}
+
 static void tell_kept(const training *t) {
     const char *path = t->session.settings.checkpoint.path;
     if (path[0] && t->steps_done > 0)
         printf("weights are in %s; `%s generate %s` continues a text\n", path, t->cli->program, path);
-    if (t->keeping.written > 0)
-        printf("checkpoints are in %s, the last of step %llu; `%s train --resume %s` goes on from it\n", path,
-               (unsigned long long)t->keeping.written_step, t->cli->program, path);
+    if (t->keeping.written > 0) tell_checkpoints(t, path);
     if (!path[0] || t->steps_done == 0)
         printf("no weights were kept: %s\n", path[0] ? "no step was finished" : "checkpoint.path is empty");
 }

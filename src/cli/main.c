@@ -50,6 +50,10 @@ static int unknown_command(const char *program, int count, char **words) {
     for (int i = 0; i < COMMANDS; i++) names[i] = commands[i]->name;
     for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
     const char *nearest = qe_text_nearest(words[0], names, COMMANDS);
+    size_t first = strlen(words[0]);
+    for (int i = 0; i < COMMANDS; i++) { /* "trace" lacks its second word and is no slip for "train" */
+        if (strncmp(names[i], words[0], first) == 0 && names[i][first] == ' ') nearest = names[i];
+    }
     if (nearest != NULL) return qe_cli_usage(&cli, "there is no command '%s'; did you mean '%s'?", words[0], nearest);
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
 }

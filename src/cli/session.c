@@ -1,5 +1,6 @@
 /* session.c - builds and tears down a run of the built-in model on a device. */
 #include "cli/session.h"
+#include "cli/schedule_argument.h"
 #include "cli/session_search.h"
 #include "cli/stopwatch.h"
 
@@ -40,8 +41,10 @@ static qe_status create_model(qe_session *session, qe_error *error_out) {
     return qe_model_create(&config, &session->settings.recipe, &session->model, error_out);
 }
 
+/* A slip in a name is told as that; but "orders" may be a file, as it is for `check`. */
 static int is_path(const char *schedule) {
-    return strchr(schedule, '/') != NULL || strchr(schedule, '.') != NULL;
+    if (strpbrk(schedule, "./") != NULL) return 1;
+    return !qe_schedule_argument_is_name(schedule) && access(schedule, F_OK) == 0;
 }
 
 static qe_status read_csv(qe_session *session, qe_error *error_out) {

@@ -2,6 +2,7 @@
 what cannot keep the bits is refused by name, and what is damaged is named."""
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -82,6 +83,14 @@ class Checkpoints(Case):
         self.assertEqual(document["checkpoint"], "run")
         again = self.document("train", "--resume", "run")
         self.assertEqual((again["resumed_step"], again["state_hash"]), (STEPS, whole["state_hash"]))
+
+    def test_a_run_that_is_at_its_end_says_how_to_train_longer(self):
+        self.saved_at(3)
+        told = self.succeed("train", "--resume", "run/step-00000003").stdout
+        longer = re.search(r"train (--resume run --set train\.steps=\d+ --new-lineage)` trains longer", told)
+        self.assertIsNotNone(longer, told)
+        document = self.document("train", *longer[1].split())
+        self.assertEqual((document["resumed_step"], document["steps"]), (STEPS, 2 * STEPS))
 
     def test_the_run_is_the_same_over_many_restarts(self):
         whole = self.trained()

@@ -32,6 +32,7 @@ class Help(Case):
 
     def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(self):
         self.refuse(USAGE, ["trian", "train"], "trian")
+        self.refuse(USAGE, ["'trace check'"], "trace", "x.qet")
 
     def test_an_unknown_option_is_a_usage_error(self):
         for command in COMMANDS:

@@ -163,6 +163,8 @@ class SameBits(Case):
         expected = self.hash_of()
         self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "4", "-o", "x.csv")
         self.assertEqual(self.hash_of("--set", "pipeline.schedule=x.csv"), expected)
+        os.rename(self.path("x.csv"), self.path("orders"))
+        self.assertEqual(self.hash_of("--set", "pipeline.schedule=orders"), expected)
         # Somebody else's order: all forwards first, I and W apart, some W late.
         self.write("y.csv", "0F0,0F1,0F2,0F3,0I0,0I1,0W0,0I2,0W1,0I3,0W2,0W3\n"
                             "1F0,1B0,1F1,1I1,1F2,1I2,1F3,1I3,1W1,1W2,1W3\n")
