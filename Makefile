@@ -6,11 +6,12 @@
 #   make check           builds and passes all tests, the style check among them
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
+#   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-crash check-gpu check-sanitize check-asan check-tsan coverage clean
+.PHONY: build setup train check check-crash check-gpu check-oracle check-sanitize check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -60,6 +61,13 @@ check-gpu: setup
 	    [ $$status = 0 ] || exit $$status; \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
+
+ORACLE_LENGTH ?= 4
+ORACLE_RANDOM ?= 1000000
+check-oracle: build
+	@echo "check-oracle: all traces of $(ORACLE_LENGTH) items, $(ORACLE_RANDOM) longer ones"
+	@ninja -C build core_test_oracle
+	@build/tests/core_test_oracle $(ORACLE_LENGTH) $(ORACLE_RANDOM)
 
 check-sanitize: check-asan check-tsan
 

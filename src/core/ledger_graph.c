@@ -27,7 +27,6 @@ void qe_graph_close(qe_ledger *ledger) {
         free(ledger->graphs[i].sealed);
         free(ledger->graphs[i].recorded);
     }
-    for (uint32_t i = 0; i < ledger->recorded_capacity; i++) free(ledger->recorded[i].list.ids);
     free(ledger->graphs);
     free(ledger->recorded);
 }

@@ -11,8 +11,8 @@ static int is_written(const qe_ledger *ledger, uint32_t object, int *partly_out)
     const qe_range_list *list = &ledger->ranges[ledger->space[object]];
     uint64_t begin = ledger->shift[object], end = begin + ledger->program->objects[object].bytes;
     uint32_t written = 0, count = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        const qe_range *range = &ledger->pool[list->ids[i]];
+    for (uint32_t id = list->bytes > 0 ? list->first : QE_NONE; id != QE_NONE; id = ledger->pool[id].next) {
+        const qe_range *range = &ledger->pool[id];
         if (range->end <= begin || range->begin >= end) continue;
         written += range->before;
         count++;
@@ -67,8 +67,8 @@ static qe_status add_written(const qe_ledger *ledger, uint32_t object, qe_progra
     uint64_t from = ledger->shift[object], to = from + ledger->program->objects[object].bytes;
     qe_item item = {.kind = QE_ITEM_OP, .microbatch = QE_NONE};
     QE_TRY(qe_program_add_label(out, "written_before", &item.label, error_out));
-    for (uint32_t i = 0; i < list->count; i++) {
-        const qe_range *range = &ledger->pool[list->ids[i]];
+    for (uint32_t id = list->bytes > 0 ? list->first : QE_NONE; id != QE_NONE; id = ledger->pool[id].next) {
+        const qe_range *range = &ledger->pool[id];
         if (!range->before || range->end <= from || range->begin >= to) continue;
         qe_effect effect = {.kind = QE_EFFECT_BUFFER_WRITE, .object = object};
         effect.begin = range->begin > from ? range->begin - from : 0;

@@ -64,23 +64,6 @@ static void link_grads(qe_ledger *ledger) {
     }
 }
 
-static int share_bytes(const qe_object *a, const qe_object *b) {
-    if (a->address == 0 || b->address == 0 || a->bytes == 0 || b->bytes == 0) return 0;
-    return a->address <= b->address ? b->address - a->address < a->bytes : a->address - b->address < b->bytes;
-}
-
-/* Addresses are told by hand-written traces of a few objects; a plan's have none, and cost one look each. */
-static void link_aliases(qe_ledger *ledger) {
-    const qe_object *objects = ledger->program->objects;
-    for (uint32_t buffer = 0; buffer < ledger->object_count; buffer++) {
-        ledger->alias[buffer] = QE_NONE;
-        if (objects[buffer].kind != QE_OBJECT_BUFFER || objects[buffer].address == 0) continue;
-        for (uint32_t i = 0; i < ledger->object_count && ledger->alias[buffer] == QE_NONE; i++)
-            if (objects[i].kind == QE_OBJECT_SLOT && share_bytes(&objects[buffer], &objects[i]))
-                ledger->alias[buffer] = i;
-    }
-}
-
 /* Room for each gradient: as many places as it has declared ones, or deposits in the program. */
 static void place_orders(qe_ledger *ledger) {
     const qe_program *program = ledger->program;
@@ -169,7 +152,6 @@ static qe_status fill(qe_ledger *ledger, qe_error *error_out) {
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a ledger of %u objects",
                             ledger->object_count);
     link_grads(ledger);
-    link_aliases(ledger);
     place_orders(ledger);
     ledger->draws = draws_of(ledger);
     if (ledger->draws == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for draws");

@@ -32,16 +32,6 @@ static qe_status grow_pool(qe_ledger *ledger, uint32_t capacity) {
     return QE_OK;
 }
 
-static qe_status reserve_list(qe_range_list *list, uint32_t more) {
-    if (list->count + more <= list->capacity) return QE_OK;
-    uint32_t capacity = list->capacity * 2 > list->count + more ? list->capacity * 2 : list->count + more;
-    uint32_t *ids = realloc(list->ids, (size_t)capacity * sizeof *ids);
-    if (ids == NULL) return QE_ERROR_MEMORY;
-    list->ids = ids;
-    list->capacity = capacity;
-    return QE_OK;
-}
-
 static qe_status reserve_pool(qe_ledger *ledger, uint32_t more) {
     if (ledger->pool_free_count >= more) return QE_OK;
     uint32_t doubled = ledger->pool_capacity * 2;
@@ -49,15 +39,58 @@ static qe_status reserve_pool(qe_ledger *ledger, uint32_t more) {
     return grow_pool(ledger, doubled > wanted ? doubled : wanted);
 }
 
-/* Position of the range that holds byte `at`, or the count when there is none. */
-static uint32_t position_of(const qe_ledger *ledger, const qe_range_list *list, uint64_t at) {
-    uint32_t low = 0, high = list->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (ledger->pool[list->ids[middle]].end <= at) low = middle + 1;
-        else high = middle;
+/* A node stands above those of a lower rank. */
+static uint32_t rank_of(uint32_t id) {
+    uint32_t hash = (id + 1) * 0x9e3779b1u;
+    hash = (hash ^ hash >> 15) * 0x85ebca77u;
+    return hash ^ hash >> 13;
+}
+
+/* The range that holds byte `at`, or QE_NONE when there is none. */
+static uint32_t range_at(const qe_ledger *ledger, const qe_range_list *list, uint64_t at) {
+    uint32_t id = list->bytes > 0 ? list->root : QE_NONE;
+    while (id != QE_NONE) {
+        const qe_range *range = &ledger->pool[id];
+        if (at >= range->begin && at < range->end) return id;
+        id = at < range->begin ? range->left : range->right;
     }
-    return low;
+    return QE_NONE;
+}
+
+static void tree_insert(qe_ledger *ledger, qe_range_list *list, uint32_t id) {
+    qe_range *pool = ledger->pool;
+    uint64_t begin = pool[id].begin;
+    uint32_t *link = &list->root, rank = rank_of(id);
+    while (*link != QE_NONE && rank_of(*link) >= rank)
+        link = begin < pool[*link].begin ? &pool[*link].left : &pool[*link].right;
+    uint32_t below = *link, *left = &pool[id].left, *right = &pool[id].right;
+    *link = id;
+    while (below != QE_NONE) {
+        uint32_t **side = pool[below].begin < begin ? &left : &right;
+        uint32_t *inner = side == &left ? &pool[below].right : &pool[below].left;
+        **side = below;
+        *side = inner;
+        below = *inner;
+    }
+    *left = *right = QE_NONE;
+}
+
+static void tree_remove(qe_ledger *ledger, qe_range_list *list, uint32_t id) {
+    qe_range *pool = ledger->pool;
+    uint32_t *link = &list->root;
+    while (*link != id) {
+        QE_ASSERT(*link != QE_NONE);
+        link = pool[id].begin < pool[*link].begin ? &pool[*link].left : &pool[*link].right;
+    }
+    uint32_t left = pool[id].left, right = pool[id].right;
+    while (left != QE_NONE && right != QE_NONE) {
+        int above = rank_of(left) >= rank_of(right);
+        *link = above ? left : right;
+        link = above ? &pool[left].right : &pool[right].left;
+        if (above) left = *link;
+        else right = *link;
+    }
+    *link = left != QE_NONE ? left : right;
 }
 
 /* Where an effect's bytes have their history: in the world, or in a recording. */
@@ -79,8 +112,8 @@ static span row_of(const qe_ledger *ledger, const qe_effect *effect, uint32_t ro
 }
 
 static int is_border(const qe_ledger *ledger, const qe_range_list *list, uint64_t at) {
-    uint32_t position = position_of(ledger, list, at);
-    return position == list->count || ledger->pool[list->ids[position]].begin == at;
+    uint32_t id = range_at(ledger, list, at);
+    return id == QE_NONE || ledger->pool[id].begin == at;
 }
 
 /* Splits that an effect needs; 0 where both its ends are borders already. What a faulty effect needs is not asked:
@@ -107,10 +140,7 @@ qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t
         if (recording != 0) QE_TRY(qe_graph_reserve_list(ledger, recording, ledger->space[effects[i].object]));
         splits += count_splits(ledger, &effects[i], recording);
     }
-    if (splits == 0) return QE_OK;
-    for (uint32_t i = 0; i < count; i++)
-        if (is_buffer(ledger, &effects[i])) QE_TRY(reserve_list(list_of(ledger, &effects[i], recording), splits));
-    return reserve_pool(ledger, splits);
+    return splits > 0 ? reserve_pool(ledger, splits) : QE_OK;
 }
 
 static uint32_t take_range(qe_ledger *ledger) {
@@ -120,20 +150,15 @@ static uint32_t take_range(qe_ledger *ledger) {
 
 /* Makes `at` a border. */
 static void split(qe_ledger *ledger, qe_range_list *list, uint64_t at) {
-    uint32_t position = position_of(ledger, list, at);
-    if (position == list->count) return;
-    uint32_t id = list->ids[position];
-    QE_ASSERT(ledger->pool[id].begin <= at);
-    if (ledger->pool[id].begin == at) return;
-    QE_ASSERT(list->count < list->capacity);
-    uint32_t right = take_range(ledger);
-    ledger->pool[right] = ledger->pool[id];
-    ledger->pool[right].begin = at;
+    uint32_t id = range_at(ledger, list, at);
+    if (id == QE_NONE || ledger->pool[id].begin == at) return;
+    uint32_t behind = take_range(ledger);
+    ledger->pool[behind] = ledger->pool[id];
+    ledger->pool[behind].begin = at;
     ledger->pool[id].end = at;
-    memcpy(reads_of(ledger, right), reads_of(ledger, id), ledger->stream_count * sizeof(qe_access));
-    memmove(&list->ids[position + 2], &list->ids[position + 1], (list->count - position - 1) * sizeof *list->ids);
-    list->ids[position + 1] = right;
-    list->count++;
+    ledger->pool[id].next = behind;
+    memcpy(reads_of(ledger, behind), reads_of(ledger, id), ledger->stream_count * sizeof(qe_access));
+    tree_insert(ledger, list, behind);
 }
 
 /* A write made both one history again, except where counts of writes, what was before the step, or who lies there
@@ -143,33 +168,30 @@ static int may_join(const qe_ledger *ledger, const qe_range *left, const qe_rang
            left->owner == right->owner && left->written == right->written;
 }
 
-static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_t end) {
-    QE_ASSERT(first < end);
-    uint32_t kept = first;
-    for (uint32_t i = first + 1; i < end; i++) {
-        qe_range *left = &ledger->pool[list->ids[kept]];
-        const qe_range *right = &ledger->pool[list->ids[i]];
-        QE_ASSERT(left->end == right->begin);
-        if (may_join(ledger, left, right)) {
-            left->end = right->end;
-            ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
-        } else {
-            list->ids[++kept] = list->ids[i];
+static void join(qe_ledger *ledger, qe_range_list *list, uint32_t first, uint32_t stop) {
+    for (uint32_t kept = first, id = ledger->pool[first].next; id != stop; id = ledger->pool[kept].next) {
+        qe_range *left = &ledger->pool[kept];
+        const qe_range *behind = &ledger->pool[id];
+        QE_ASSERT(left->end == behind->begin);
+        if (!may_join(ledger, left, behind)) {
+            kept = id;
+            continue;
         }
+        tree_remove(ledger, list, id);
+        left->end = behind->end;
+        left->next = behind->next;
+        ledger->pool_free[ledger->pool_free_count++] = id;
     }
-    if (kept + 1 == end) return;
-    memmove(&list->ids[kept + 1], &list->ids[end], (list->count - end) * sizeof *list->ids);
-    list->count -= end - (kept + 1);
 }
 
-/* Borders at both ends; the positions between them. Returns 0 for an empty range. */
-static int isolate(qe_ledger *ledger, qe_range_list *list, span bytes, uint32_t *first_out, uint32_t *end_out) {
+/* Borders at both ends; the first range between them, and the one behind the last. Returns 0 for an empty range. */
+static int isolate(qe_ledger *ledger, qe_range_list *list, span bytes, uint32_t *first_out, uint32_t *stop_out) {
     if (bytes.begin >= bytes.end) return 0;
     split(ledger, list, bytes.begin);
     split(ledger, list, bytes.end);
-    *first_out = position_of(ledger, list, bytes.begin);
-    *end_out = position_of(ledger, list, bytes.end - 1) + 1;
-    QE_ASSERT(*end_out <= list->count);
+    *first_out = range_at(ledger, list, bytes.begin);
+    *stop_out = range_at(ledger, list, bytes.end);
+    QE_ASSERT(*first_out != QE_NONE);
     return 1;
 }
 
@@ -229,27 +251,28 @@ static void apply_to(qe_ledger *ledger, uint32_t id, const qe_effect *effect, qe
 void qe_range_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
     const qe_effect *effect = &judgement->effects[effect_index];
     if (effect->kind == QE_EFFECT_BUFFER_PLEDGE) return;
-    uint32_t stream = judgement->item->stream, rows = rows_of(effect), first, end;
+    uint32_t stream = judgement->item->stream, rows = rows_of(effect), first, stop;
     qe_access access = {judgement->clock.at[stream], judgement->index, stream};
     qe_range_list *list = list_of(ledger, effect, judgement->recording);
     int reused = (judgement->reused >> effect_index & 1u) != 0;
     for (uint32_t row = 0; row < rows; row++) {
-        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &end)) continue;
-        for (uint32_t i = first; i < end; i++) apply_to(ledger, list->ids[i], effect, access, reused);
-        if (qe_effect_writes(effect)) join(ledger, list, first, end);
+        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &stop)) continue;
+        for (uint32_t id = first; id != stop; id = ledger->pool[id].next)
+            apply_to(ledger, id, effect, access, reused);
+        if (qe_effect_writes(effect)) join(ledger, list, first, stop);
     }
     if (effect->kind == QE_EFFECT_BUFFER_DROP) ledger->state[effect->object].counter = 0;
 }
 
 void qe_range_apply_unordered(qe_ledger *ledger, const qe_judgement *judgement, uint32_t effect_index) {
     const qe_effect *effect = &judgement->effects[effect_index];
-    uint32_t rows = rows_of(effect), first, end;
+    uint32_t rows = rows_of(effect), first, stop;
     if (!qe_effect_writes(effect) || qe_effect_object_kind(effect->kind) != QE_OBJECT_BUFFER) return;
     qe_range_list *list = list_of(ledger, effect, judgement->recording);
     for (uint32_t row = 0; row < rows; row++) {
-        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &end)) continue;
-        for (uint32_t i = first; i < end; i++) {
-            qe_range *range = &ledger->pool[list->ids[i]];
+        if (!isolate(ledger, list, row_of(ledger, effect, row), &first, &stop)) continue;
+        for (uint32_t id = first; id != stop; id = ledger->pool[id].next) {
+            qe_range *range = &ledger->pool[id];
             if (effect->kind == QE_EFFECT_BUFFER_ALLOC) begin_life(ledger, range, effect->object);
             else if (effect->kind == QE_EFFECT_BUFFER_FREE) range->owner = QE_NONE;
             else count_write(ledger, range);
@@ -258,10 +281,10 @@ void qe_range_apply_unordered(qe_ledger *ledger, const qe_judgement *judgement, 
 }
 
 void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
-    uint32_t first, end;
+    uint32_t first, stop;
     qe_range_list *list = list_of(ledger, effect, 0);
-    if (!isolate(ledger, list, row_of(ledger, effect, 0), &first, &end)) return;
-    for (uint32_t i = first; i < end; i++) ledger->pool[list->ids[i]].written = 1;
+    if (!isolate(ledger, list, row_of(ledger, effect, 0), &first, &stop)) return;
+    for (uint32_t id = first; id != stop; id = ledger->pool[id].next) ledger->pool[id].written = 1;
 }
 
 /* An op reads what was there before it, or what an earlier effect of its own has written. */
@@ -308,12 +331,12 @@ static void check_row(qe_judgement *judgement, uint32_t effect_index, span row) 
     const qe_effect *effect = &judgement->effects[effect_index];
     const qe_range_list *list = list_of(ledger, effect, judgement->recording);
     int reads = effect->kind == QE_EFFECT_BUFFER_READ && !writes_itself(judgement, effect_index, row);
-    for (uint32_t i = position_of(ledger, list, row.begin); i < list->count; i++) {
-        const qe_range *range = &ledger->pool[list->ids[i]];
+    for (uint32_t id = range_at(ledger, list, row.begin); id != QE_NONE; id = ledger->pool[id].next) {
+        const qe_range *range = &ledger->pool[id];
         if (range->begin >= row.end) break;
         check_place(judgement, effect_index, range);
         if (reads && judgement->recording == 0) check_read(judgement, effect_index, range, row.begin);
-        qe_touches touches = {range->write, reads_of(ledger, list->ids[i])};
+        qe_touches touches = {range->write, reads_of(ledger, id)};
         if (!qe_effect_is_allocators(effect)) qe_access_judge(judgement, effect_index, &touches);
     }
 }
@@ -331,44 +354,42 @@ void qe_range_begin_step(qe_ledger *ledger) { ledger->range_step++; }
 void qe_range_reset(qe_ledger *ledger) {
     qe_range_begin_step(ledger);
     for (uint32_t object = 0; object < ledger->object_count; object++) {
-        const qe_range_list *list = &ledger->ranges[object];
-        for (uint32_t i = 0; i < list->count; i++) {
-            ledger->pool[list->ids[i]].write = (qe_access){0};
-            ledger->pool[list->ids[i]].before = ledger->pool[list->ids[i]].written;
-            memset(reads_of(ledger, list->ids[i]), 0, ledger->stream_count * sizeof(qe_access));
+        uint32_t id = ledger->ranges[object].bytes > 0 ? ledger->ranges[object].first : QE_NONE;
+        for (; id != QE_NONE; id = ledger->pool[id].next) {
+            forget_accesses(ledger, id);
+            ledger->pool[id].before = ledger->pool[id].written;
         }
     }
 }
 
 qe_status qe_range_list_open(qe_ledger *ledger, qe_range_list *list, uint64_t bytes) {
-    *list = (qe_range_list){.bytes = bytes};
+    *list = (qe_range_list){QE_NONE, QE_NONE, bytes};
     if (bytes == 0) return QE_OK;
     QE_TRY(reserve_pool(ledger, 1));
-    QE_TRY(reserve_list(list, 1));
     uint32_t id = take_range(ledger);
     ledger->pool[id] = (qe_range){.end = bytes, .owner = QE_NONE, .written = 1};
+    ledger->pool[id].next = ledger->pool[id].left = ledger->pool[id].right = QE_NONE;
     memset(reads_of(ledger, id), 0, ledger->stream_count * sizeof(qe_access));
-    list->ids[0] = id;
-    list->count = 1;
+    list->first = list->root = id;
     return QE_OK;
 }
 
 void qe_range_list_close(qe_ledger *ledger, qe_range_list *list) {
-    for (uint32_t i = 0; i < list->count; i++) ledger->pool_free[ledger->pool_free_count++] = list->ids[i];
-    free(list->ids);
+    for (uint32_t id = list->bytes > 0 ? list->first : QE_NONE; id != QE_NONE; id = ledger->pool[id].next)
+        ledger->pool_free[ledger->pool_free_count++] = id;
     *list = (qe_range_list){0};
 }
 
-static qe_status open_list(qe_ledger *ledger, uint32_t object, uint32_t effects) {
+static qe_status open_list(qe_ledger *ledger, uint32_t object) {
     qe_range_list *list = &ledger->ranges[object];
     if (list->bytes == 0) return QE_OK;
     QE_TRY(qe_range_list_open(ledger, list, list->bytes));
-    ledger->pool[list->ids[0]].written = 0;
-    return reserve_list(list, SPLITS_PER_EFFECT * effects);
+    ledger->pool[list->first].written = 0;
+    return QE_OK;
 }
 
-/* Effects of each space whose range is not the whole: only they split. */
-static uint32_t count_partial(const qe_ledger *ledger, uint32_t *counts) {
+/* Effects whose range is not their whole space: only they split. */
+static uint32_t count_partial(const qe_ledger *ledger) {
     const qe_program *program = ledger->program;
     uint32_t total = 0;
     for (uint32_t i = 0; i < program->effect_count; i++) {
@@ -376,7 +397,6 @@ static uint32_t count_partial(const qe_ledger *ledger, uint32_t *counts) {
         if (!is_buffer(ledger, effect)) continue;
         uint32_t space = ledger->space[effect->object];
         if (effect->begin == 0 && effect->end == ledger->ranges[space].bytes) continue;
-        counts[space]++;
         total++;
     }
     return total;
@@ -386,14 +406,14 @@ static uint32_t count_partial(const qe_ledger *ledger, uint32_t *counts) {
 static qe_status place(qe_ledger *ledger, uint32_t object) {
     const qe_object *buffer = &ledger->program->objects[object];
     qe_effect whole = {.object = object, .kind = QE_EFFECT_BUFFER_WRITE, .end = buffer->bytes};
-    uint32_t first, end;
+    uint32_t first, stop;
     if (buffer->kind != QE_OBJECT_BUFFER || buffer->bytes == 0 || buffer->counter == QE_BUFFER_ABSENT) return QE_OK;
     if (buffer->counter == QE_BUFFER_UNWRITTEN && buffer->address == 0) return QE_OK;
     QE_TRY(qe_range_reserve(ledger, &whole, 1, 0));
     qe_range_list *list = list_of(ledger, &whole, 0);
-    if (!isolate(ledger, list, row_of(ledger, &whole, 0), &first, &end)) return QE_OK;
-    for (uint32_t i = first; i < end; i++) {
-        qe_range *range = &ledger->pool[list->ids[i]];
+    if (!isolate(ledger, list, row_of(ledger, &whole, 0), &first, &stop)) return QE_OK;
+    for (uint32_t id = first; id != stop; id = ledger->pool[id].next) {
+        qe_range *range = &ledger->pool[id];
         int wider = range->owner == QE_NONE || ledger->program->objects[range->owner].bytes < buffer->bytes;
         if (buffer->address > 0 && wider) range->owner = object; /* a view of a block does not own it */
         if (buffer->counter == QE_BUFFER_WRITTEN) range->written = 1;
@@ -402,23 +422,16 @@ static qe_status place(qe_ledger *ledger, uint32_t object) {
 }
 
 qe_status qe_range_open(qe_ledger *ledger, qe_error *error_out) {
-    uint32_t *counts = calloc((size_t)ledger->object_count + 1, sizeof *counts);
-    if (counts == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a ledger");
-    uint32_t partial = count_partial(ledger, counts);
     /* A trace takes what it needs as it goes; a ledger takes the most that its program can split. */
-    uint32_t room = ledger->object_count + 1 + (ledger->foreign ? 0 : SPLITS_PER_EFFECT * partial);
-    qe_status status = grow_pool(ledger, room);
-    for (uint32_t i = 0; i < ledger->object_count && status == QE_OK; i++)
-        status = open_list(ledger, i, ledger->foreign ? 0 : counts[i]);
+    uint32_t partial = ledger->foreign ? 0 : count_partial(ledger);
+    qe_status status = grow_pool(ledger, ledger->object_count + 1 + SPLITS_PER_EFFECT * partial);
+    for (uint32_t i = 0; i < ledger->object_count && status == QE_OK; i++) status = open_list(ledger, i);
     for (uint32_t i = 0; i < ledger->object_count && status == QE_OK; i++) status = place(ledger, i);
-    free(counts);
     if (status == QE_OK) return QE_OK;
     return qe_error_set(error_out, status, NULL, "no memory for the byte ranges of %u objects", ledger->object_count);
 }
 
 void qe_range_close(qe_ledger *ledger) {
-    if (ledger->ranges != NULL)
-        for (uint32_t i = 0; i < ledger->object_count; i++) free(ledger->ranges[i].ids);
     free(ledger->ranges);
     free(ledger->pool);
     free(ledger->pool_reads);

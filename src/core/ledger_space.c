@@ -39,6 +39,23 @@ static void join_overlapping(qe_ledger *ledger, const placed *all, uint32_t coun
     }
 }
 
+static int share_bytes(const qe_object *a, const qe_object *b) {
+    if (a->address == 0 || b->address == 0 || a->bytes == 0 || b->bytes == 0) return 0;
+    return a->address <= b->address ? b->address - a->address < a->bytes : a->address - b->address < b->bytes;
+}
+
+/* A slot that each buffer shares bytes with. Slots whose places are told are few, and a plan tells none. */
+static void link_aliases(qe_ledger *ledger) {
+    const qe_object *objects = ledger->program->objects;
+    for (uint32_t i = 0; i < ledger->object_count; i++) ledger->alias[i] = QE_NONE;
+    for (uint32_t slot = ledger->object_count; slot-- > 0;) {
+        if (objects[slot].kind != QE_OBJECT_SLOT || objects[slot].address == 0) continue;
+        for (uint32_t i = 0; i < ledger->object_count; i++)
+            if (objects[i].kind == QE_OBJECT_BUFFER && share_bytes(&objects[i], &objects[slot]))
+                ledger->alias[i] = slot;
+    }
+}
+
 static qe_status no_memory(qe_error *error_out) {
     return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the places of buffers");
 }
@@ -50,6 +67,7 @@ qe_status qe_space_open(qe_ledger *ledger, qe_error *error_out) {
     ledger->shift = calloc(room, sizeof *ledger->shift);
     if (ledger->space == NULL || ledger->shift == NULL) return no_memory(error_out);
     uint32_t count = 0;
+    link_aliases(ledger);
     for (uint32_t i = 0; i < ledger->object_count; i++) {
         ledger->space[i] = i;
         if (objects[i].kind == QE_OBJECT_BUFFER) ledger->ranges[i].bytes = objects[i].bytes;

@@ -58,13 +58,15 @@ typedef struct qe_range {
     uint32_t owner;  /* buffer that lies here now, where addresses are told; QE_NONE: none */
     uint8_t written; /* ever */
     uint8_t before;  /* a ledger: before this step */
+    uint32_t next;   /* the range behind it; QE_NONE: it is the last one */
+    uint32_t left, right; /* in the tree by `begin`; a heap by a hash of the number, so it is balanced as a rule */
 } qe_range;
 
-/* The ranges of one space, ascending and without holes: indices into the pool. A space is a buffer, or the buffers
- * that share bytes; its list is that of its first buffer. */
+/* The ranges of one space, ascending and without holes: a chain through the pool, and a tree to search it. A space is a
+ * buffer, or the buffers that share bytes; its list is that of its first buffer. Requires: bytes > 0, else the rest is
+ * without meaning. */
 typedef struct qe_range_list {
-    uint32_t *ids;
-    uint32_t count, capacity;
+    uint32_t first, root; /* the first range stays the first: it begins at 0 */
     uint64_t bytes;
 } qe_range_list;
 

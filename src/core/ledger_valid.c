@@ -40,9 +40,9 @@ static void assert_object(const qe_ledger *ledger, uint32_t index) {
 static void assert_ranges(const qe_ledger *ledger, uint32_t object) {
     const qe_range_list *list = &ledger->ranges[object];
     uint64_t end = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        QE_ASSERT(list->ids[i] < ledger->pool_capacity);
-        const qe_range *range = &ledger->pool[list->ids[i]];
+    for (uint32_t id = list->bytes > 0 ? list->first : QE_NONE; id != QE_NONE; id = ledger->pool[id].next) {
+        QE_ASSERT(id < ledger->pool_capacity);
+        const qe_range *range = &ledger->pool[id];
         QE_ASSERT(range->begin == end);
         QE_ASSERT(range->begin < range->end);
         if (qe_range_writes(ledger, range) > 0) QE_ASSERT(range->written);
@@ -92,12 +92,12 @@ static void put(image *into, const void *bytes, size_t count) {
 static void put_ranges(image *into, const qe_ledger *ledger) {
     for (uint32_t object = 0; object < ledger->object_count; object++) {
         const qe_range_list *list = &ledger->ranges[object];
-        for (uint32_t i = 0; i < list->count; i++) {
-            const qe_range *range = &ledger->pool[list->ids[i]];
+        for (uint32_t id = list->bytes > 0 ? list->first : QE_NONE; id != QE_NONE; id = ledger->pool[id].next) {
+            const qe_range *range = &ledger->pool[id];
             uint64_t words[] = {range->begin, range->end, range->write.clock, range->write.item, range->write.stream,
                                 qe_range_writes(ledger, range), range->written};
             put(into, words, sizeof words);
-            put(into, &ledger->pool_reads[(size_t)list->ids[i] * ledger->stream_count],
+            put(into, &ledger->pool_reads[(size_t)id * ledger->stream_count],
                 ledger->stream_count * sizeof(qe_access));
         }
     }
