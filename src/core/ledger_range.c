@@ -287,28 +287,47 @@ void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
     for (uint32_t id = first; id != stop; id = ledger->pool[id].next) ledger->pool[id].written = 1;
 }
 
-/* An op reads what was there before it, or what an earlier effect of its own has written. */
-static int writes_itself(const qe_judgement *judgement, uint32_t effect_index, span row) {
-    const qe_ledger *ledger = judgement->ledger;
-    const qe_effect *read = &judgement->effects[effect_index];
-    for (uint32_t i = 0; i < effect_index; i++) {
-        const qe_effect *effect = &judgement->effects[i];
-        if (effect->kind != QE_EFFECT_BUFFER_WRITE || ledger->space[effect->object] != ledger->space[read->object])
-            continue;
-        for (uint32_t r = 0; r < rows_of(effect); r++) {
-            span written = row_of(ledger, effect, r);
-            if (written.begin <= row.begin && written.end >= row.end) return 1;
-        }
-    }
-    return 0;
+/* Where the bytes end that a write covers from `at` on, or `at` where it does not. Rows ascend, so the last one
+ * that begins at or before it reaches farthest. */
+static uint64_t covered_until(const qe_ledger *ledger, const qe_effect *write, uint64_t at) {
+    span row = row_of(ledger, write, 0);
+    if (at < row.begin) return at;
+    uint64_t behind = write->pitch > 0 && qe_effect_has_rows(write) ? (at - row.begin) / write->pitch : 0;
+    uint32_t last = rows_of(write) - 1;
+    row = row_of(ledger, write, behind < last ? (uint32_t)behind : last);
+    return at < row.end ? row.end : at;
 }
 
-static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range, uint64_t begin) {
+/* An op reads what was there before it, or what an earlier effect of its own has written. Returns the first byte of
+ * [begin, end) that none of these wrote, or `end`. */
+static uint64_t first_from_before(const qe_judgement *judgement, uint32_t effect_index, uint64_t begin, uint64_t end) {
+    const qe_ledger *ledger = judgement->ledger;
+    const qe_effect *read = &judgement->effects[effect_index];
+    uint64_t at = begin;
+    for (int moved = 1; moved && at < end;) {
+        moved = 0;
+        for (uint32_t i = 0; i < effect_index; i++) {
+            const qe_effect *effect = &judgement->effects[i];
+            if (effect->kind != QE_EFFECT_BUFFER_WRITE) continue;
+            if (ledger->space[effect->object] != ledger->space[read->object]) continue;
+            uint64_t until = covered_until(ledger, effect, at);
+            moved |= until > at;
+            at = until;
+        }
+    }
+    return at < end ? at : end;
+}
+
+static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range, span row) {
     const qe_effect *effect = &judgement->effects[effect_index];
     uint32_t writes = qe_range_writes(judgement->ledger, range);
+    uint64_t begin = range->begin > row.begin ? range->begin : row.begin;
+    uint64_t end = range->end < row.end ? range->end : row.end;
+    uint64_t at = first_from_before(judgement, effect_index, begin, end);
+    if (at == end) return;
     if (!range->written) {
-        uint64_t at = (range->begin > begin ? range->begin : begin) - judgement->ledger->shift[effect->object];
-        qe_judgement_report(judgement, effect_index, &(qe_finding){QE_RULE_BUFFER_UNWRITTEN, at, 0}, NULL);
+        qe_finding finding = {QE_RULE_BUFFER_UNWRITTEN, at - judgement->ledger->shift[effect->object], 0};
+        qe_judgement_report(judgement, effect_index, &finding, NULL);
     } else if (effect->version != 0 && effect->version != writes) {
         qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, writes};
         qe_judgement_report(judgement, effect_index, &finding, &range->write);
@@ -330,12 +349,12 @@ static void check_row(qe_judgement *judgement, uint32_t effect_index, span row) 
     const qe_ledger *ledger = judgement->ledger;
     const qe_effect *effect = &judgement->effects[effect_index];
     const qe_range_list *list = list_of(ledger, effect, judgement->recording);
-    int reads = effect->kind == QE_EFFECT_BUFFER_READ && !writes_itself(judgement, effect_index, row);
+    int reads = effect->kind == QE_EFFECT_BUFFER_READ;
     for (uint32_t id = range_at(ledger, list, row.begin); id != QE_NONE; id = ledger->pool[id].next) {
         const qe_range *range = &ledger->pool[id];
         if (range->begin >= row.end) break;
         check_place(judgement, effect_index, range);
-        if (reads && judgement->recording == 0) check_read(judgement, effect_index, range, row.begin);
+        if (reads && judgement->recording == 0) check_read(judgement, effect_index, range, row);
         qe_touches touches = {range->write, reads_of(ledger, id)};
         if (!qe_effect_is_allocators(effect)) qe_access_judge(judgement, effect_index, &touches);
     }
