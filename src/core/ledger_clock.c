@@ -156,7 +156,7 @@ static void record(qe_ledger *ledger, const qe_item *item) {
     memcpy(event_clock(ledger, item->event), clock.at, ledger->stream_count * sizeof(uint32_t));
     ledger->event_recorded[item->event] = 1;
     ledger->event_recording[item->event] = ledger->stream_recording[item->stream];
-    if (ledger->partners[item->stream] != 0) ledger->stream_clock[item->stream] = clock; /* it waited for them */
+    ledger->stream_clock[item->stream] = clock; /* a record is work, too: it comes after what its host knew */
 }
 
 static void wait(qe_ledger *ledger, const qe_item *item) {
