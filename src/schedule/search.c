@@ -15,8 +15,8 @@
 enum {
     /* Actions looked at while policies are tried and bent, and while the best order is improved; each takes some tens
      * of nanoseconds, so a search is over in seconds whatever its size. */
-    POLICY_WORK = 64 << 20,
-    IMPROVE_WORK = 64 << 20,
+    POLICY_WORK = 32 << 20,
+    IMPROVE_WORK = 32 << 20,
 };
 
 typedef struct search {

@@ -175,7 +175,7 @@ static void assert_proved(const problem *on, const qe_search_result *found) {
     qe_simulation_deinit(&simulation);
 }
 
-enum { RANDOM_PROBLEMS = 400 };
+enum { RANDOM_PROBLEMS = 300 };
 
 static void random_problems_are_never_worse_than_a_name_and_never_over_the_limit(void **state) {
     (void)state;
@@ -322,6 +322,20 @@ static void small_problems_get_the_best_of_all_orders(void **state) {
     assert_true(worst <= SAME);
 }
 
+static void thirty_two_stages_and_256_microbatches_take_less_than_ten_seconds_of_a_core(void **state) {
+    (void)state;
+    const profile *on = &PROFILES[PROFILE_COUNT - 1];
+    qe_stage_cost cost = qe_stage_cost_of(on->forward, on->input, on->weight, 1, 1);
+    qe_search_request request = {.ranks = 32, .chunks = 1, .microbatches = 256, .metric = QE_SEARCH_STAGE,
+                                 .memory_limit = 32, .times = {.costs = &cost, .cost_count = 1, .latency = on->hop}};
+    clock_t begin = clock();
+    qe_search_result found = searched(&request);
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    print_message("32 stages, 256 microbatches: %u orders in %.2f s of a core\n", found.tried, seconds);
+    assert_true(seconds < 10);
+    qe_search_result_deinit(&found);
+}
+
 /* ---- refusals ---- */
 
 static void a_limit_that_nothing_obeys_is_refused_with_the_least_that_is(void **state) {
@@ -382,6 +396,7 @@ int main(void) {
         cmocka_unit_test(published_profiles_on_a_v_are_no_worse_than_their_scheduler_for_it),
         cmocka_unit_test(random_problems_are_never_worse_than_a_name_and_never_over_the_limit),
         cmocka_unit_test(small_problems_get_the_best_of_all_orders),
+        cmocka_unit_test(thirty_two_stages_and_256_microbatches_take_less_than_ten_seconds_of_a_core),
         cmocka_unit_test(the_same_request_gets_the_same_answer),
         cmocka_unit_test(a_limit_that_nothing_obeys_is_refused_with_the_least_that_is),
         cmocka_unit_test(wrong_times_and_sizes_are_refused),
