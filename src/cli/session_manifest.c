@@ -21,15 +21,44 @@ static qe_status add_settings(const qe_session *session, qe_facts *facts, qe_err
 }
 
 /* The host says "host avx512 openblas 0.3.21 SkylakeX". */
-static qe_status add_device(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
-    char kind[32] = "", level[32] = "", library[32] = "", version[32] = "", core[32] = "";
-    int words = sscanf(session->identity, "%31s %31s %31s %31s %31s", kind, level, library, version, core);
-    QE_TRY(qe_facts_add(&manifest->device, "backend", kind, error_out));
-    QE_TRY(qe_facts_add(&manifest->device, "identity", session->identity, error_out));
-    if (words != 5 || strcmp(kind, "host") != 0) return QE_OK;
+static qe_status add_host(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
+    char level[32] = "", library[32] = "", version[32] = "", core[32] = "";
+    int words = sscanf(session->identity, "host %31s %31s %31s %31s", level, library, version, core);
+    if (words != 4) return QE_OK;
     QE_TRY(qe_facts_add(&manifest->algorithms, "kernels", level, error_out));
     QE_TRY(qe_facts_add(&manifest->algorithms, "blas_core", core, error_out));
     return qe_facts_add(&manifest->libraries, library, version, error_out);
+}
+
+/* What was chosen for each shape, line by line; without a file the libraries choose, the same for the same versions. */
+static qe_status add_choices(FILE *file, qe_manifest *manifest, qe_error *error_out) {
+    char line[512], name[32];
+    for (unsigned i = 1; fgets(line, sizeof line, file) != NULL; i++) {
+        line[strcspn(line, "\n")] = 0;
+        snprintf(name, sizeof name, "choice_%u", i);
+        QE_TRY(qe_facts_add(&manifest->algorithms, name, line, error_out));
+    }
+    return QE_OK;
+}
+
+/* A GPU says "cuda NVIDIA H200 cuBLASLt 13.1.0 cuDNN 9.19.0, frontend 1.32.0". */
+static qe_status add_gpu(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
+    const char *libraries = strstr(session->identity, "cuBLASLt");
+    const char *path = session->settings.train.algorithms;
+    if (libraries != NULL) QE_TRY(qe_facts_add(&manifest->libraries, "cuda", libraries, error_out));
+    FILE *file = path[0] != 0 ? fopen(path, "r") : NULL;
+    if (file == NULL) return qe_facts_add(&manifest->algorithms, "choice", "the libraries' first", error_out);
+    qe_status status = add_choices(file, manifest, error_out);
+    (void)fclose(file);
+    return status;
+}
+
+static qe_status add_device(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
+    char kind[32] = "";
+    (void)sscanf(session->identity, "%31s", kind);
+    QE_TRY(qe_facts_add(&manifest->device, "backend", kind, error_out));
+    QE_TRY(qe_facts_add(&manifest->device, "identity", session->identity, error_out));
+    return strcmp(kind, "host") == 0 ? add_host(session, manifest, error_out) : add_gpu(session, manifest, error_out);
 }
 
 /* --- the order in which gradients add up ---------------------------------------------------------------------- */
