@@ -42,6 +42,13 @@ except ImportError as missing:
     sys.exit(77)
 
 
+# Every slot's layer compiles Transformer Engine's helpers anew; past the default limit they run uncompiled, several
+# times slower, and the peer would be measured at less than it can do.
+for limit in ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit", "accumulated_cache_size_limit"):
+    if hasattr(torch._dynamo.config, limit):
+        setattr(torch._dynamo.config, limit, 4096)
+
+
 def make_recipe(fast):
     recipe = te_recipe.DelayedScaling(fp8_format=te_recipe.Format.HYBRID, amax_history_len=protocol.HISTORY_LENGTH,
                                       amax_compute_algo="max")
