@@ -114,7 +114,9 @@ static qe_status check_search(const qe_settings *settings, qe_error *error_out) 
                       : pipeline->stages != QE_STAGES_SETTING_ANY ? "pipeline.stages"
                                                                   : NULL;
     if (key == NULL) return QE_OK;
-    return refuse(settings, error_out, key, "pipeline.schedule", "Leave it out, or set pipeline.schedule to auto.",
+    return refuse(settings, error_out, key, "pipeline.schedule",
+                  "Leave it out, or set pipeline.schedule to auto. Where a checkpoint brings it along, --set it to its "
+                  "default: pipeline.times=, pipeline.memory_limit=0, pipeline.stages=any.",
                   "%s is for schedule auto, but pipeline.schedule is %s", key, pipeline->schedule);
 }
 

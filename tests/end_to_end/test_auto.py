@@ -66,6 +66,14 @@ class Auto(Case):
             self.assertEqual(self.train(*auto, "pipeline.chunks=2", f"pipeline.stages={stages}"), expected)
         self.assertEqual(self.train("pipeline.schedule=auto", "pipeline.times=times", "pipeline.chunks=2"), expected)
 
+    def test_a_run_of_it_goes_on_under_a_named_schedule(self):
+        self.config = self.write_tiny()
+        whole = self.train("pipeline.schedule=auto", "pipeline.times=1,1.2,0.7", "checkpoint.every=1",
+                           "checkpoint.path=run", "checkpoint.keep=0")
+        named = ("train", "--resume", "run/step-00000001", "--set", "pipeline.schedule=zbh1")
+        self.refuse(USAGE, ["pipeline.times=,"], *named)
+        self.assertEqual(self.document(*named, "--set", "pipeline.times=")["state_hash"], whole)
+
     def test_it_takes_what_bench_measured(self):
         self.config = self.write_tiny()
         measured = self.document("bench", self.config, "--steps", "1", "--pairs", "1")
