@@ -80,14 +80,15 @@ typedef struct qe_simulation {
 /* Runs a schedule in thought.
  * Requires:   qe_schedule_check says QE_OK to the schedule (an order that it refuses may still end here).
  * Ensures:    *simulation holds the result until the next run.
- * On failure: QE_ERROR_ARGUMENT: a cost is negative or not finite, cost_count is neither 1 nor the stages, an index of
- *             an action is out of range; QE_CONTRACT: the schedule stops before its end; QE_ERROR_MEMORY.
+ * On failure: QE_ERROR_ARGUMENT: a cost, or size / bandwidth, is negative, not a number or above 1e30 (so that every
+ *             figure is finite), cost_count is neither 1 nor the stages, an index of an action is out of range;
+ *             QE_CONTRACT: the schedule stops before its end; QE_ERROR_MEMORY.
  *             *simulation holds no result: its counts are 0.
  * Cost:       linear in actions, about 10 ns each. Owns: the caller deinits. Thread: any, one per simulation. */
 qe_status qe_simulation_run(const qe_simulation_request *request, qe_simulation *simulation, qe_error *error_out);
 /* The same figures for times that were measured: start and end of every action, by its index, from the beginning of the
  * step. Of the request's costs only `keep`, `optimizer` and what follows them matter.
- * On failure: as qe_simulation_run; QE_ERROR_ARGUMENT: a time is negative or not finite, or an action ends before it
+ * On failure: as qe_simulation_run; QE_ERROR_ARGUMENT: a time is negative or above 1e30, or an action ends before it
  *             starts. */
 qe_status qe_simulation_record(const qe_simulation_request *request, const double *start, const double *end,
                                qe_simulation *simulation, qe_error *error_out);

@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "base/assert.h"
+#include "schedule/costs.h"
 
 #define ROUNDING 1e-12 /* of sums of sizes, in parts of the limit */
 #define GRAIN 1e-9     /* of times, in parts of the longest */
@@ -49,30 +50,10 @@ static qe_status check_placement(const qe_search_request *request, qe_error *err
     return QE_OK;
 }
 
-static int is_size(double value) { return isfinite(value) && value >= 0.0; }
-
 static qe_status check_times(const qe_search_request *request, qe_error *error_out) {
-    const qe_simulation_request *times = &request->times;
-    uint32_t stages = request->ranks * request->chunks;
-    if (times->costs == NULL || (times->cost_count != 1 && times->cost_count != stages)) {
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "give one cost, or one for each stage",
-                            "found costs of %u stages, the schedule has %u", times->cost_count, stages);
-    }
-    for (uint32_t i = 0; i < times->cost_count; i++) {
-        const qe_stage_cost *cost = &times->costs[i];
-        int good = is_size(cost->output) && is_size(cost->gradient) && is_size(cost->optimizer);
-        for (int kind = 0; kind < QE_ACTION_KINDS; kind++) good &= is_size(cost->time[kind]);
-        for (int keep = 0; keep < QE_KEEPS; keep++) good &= is_size(cost->keep[keep]);
-        if (good) continue;
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use times and sizes of 0 or more",
-                            "a cost of stage %u is negative or not a number", i);
-    }
-    if (is_size(times->latency) && is_size(times->bandwidth) && is_size(times->pair) && is_size(times->meet) &&
-        is_size(request->memory_limit)) {
-        return QE_OK;
-    }
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use numbers of 0 or more",
-                        "latency, bandwidth, pair, meet or the memory limit is negative or not a number");
+    QE_TRY(qe_costs_check(&request->times, request->ranks * request->chunks, error_out));
+    if (isfinite(request->memory_limit) && request->memory_limit >= 0.0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use 0 for none", "the memory limit is negative or not a number");
 }
 
 qe_status qe_search_request_check(const qe_search_request *request, qe_error *error_out) {

@@ -10,6 +10,7 @@
 
 #include "base/arena.h"
 #include "base/assert.h"
+#include "schedule/costs.h"
 
 #define NOT_YET (-1.0) /* all times are >= 0 */
 
@@ -56,36 +57,6 @@ typedef struct runner {
 } runner;
 
 /* ---- requests ---- */
-
-static int is_size(double value) { return isfinite(value) && value >= 0.0; }
-
-static int is_cost(const qe_stage_cost *cost) {
-    for (int kind = 0; kind < QE_ACTION_KINDS; kind++) {
-        if (!is_size(cost->time[kind])) return 0;
-    }
-    for (int keep = 0; keep < QE_KEEPS; keep++) {
-        if (!is_size(cost->keep[keep])) return 0;
-    }
-    return is_size(cost->optimizer) && is_size(cost->output) && is_size(cost->gradient);
-}
-
-static qe_status check_costs(const qe_simulation_request *request, qe_error *error_out) {
-    if (request->cost_count != 1 && request->cost_count != request->schedule->stages) {
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "give one cost, or one for each stage",
-                            "found costs of %u stages, the schedule has %u", request->cost_count,
-                            request->schedule->stages);
-    }
-    for (uint32_t i = 0; i < request->cost_count; i++) {
-        if (is_cost(&request->costs[i])) continue;
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use times and sizes of 0 or more",
-                            "a cost of stage %u is negative or not a number", i);
-    }
-    if (is_size(request->latency) && is_size(request->bandwidth) && is_size(request->pair) && is_size(request->meet)) {
-        return QE_OK;
-    }
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use times and rates of 0 or more",
-                        "latency, bandwidth, pair or meet is negative or not a number");
-}
 
 static qe_status check_indices(const qe_schedule *schedule, qe_error *error_out) {
     for (uint32_t i = 0; i < schedule->rank_begin[schedule->ranks]; i++) {
@@ -416,7 +387,7 @@ static void forget(qe_simulation *simulation) {
 
 static qe_status prepare(runner *run, qe_error *error_out) {
     forget(run->out);
-    qe_status status = check_costs(run->request, error_out);
+    qe_status status = qe_costs_check(run->request, run->schedule->stages, error_out);
     if (status == QE_OK) status = check_indices(run->schedule, error_out);
     if (status == QE_OK) status = take_memory(run, error_out);
     if (status != QE_OK) return status;
@@ -440,7 +411,7 @@ qe_status qe_simulation_run(const qe_simulation_request *request, qe_simulation 
 
 static qe_status check_times(const qe_schedule *schedule, const double *start, const double *end, qe_error *error_out) {
     for (uint32_t i = 0; i < schedule->rank_begin[schedule->ranks]; i++) {
-        if (is_size(start[i]) && is_size(end[i]) && start[i] <= end[i]) continue;
+        if (qe_is_cost(start[i]) && qe_is_cost(end[i]) && start[i] <= end[i]) continue;
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "give times from the beginning of the step",
                             "action %u is from %g to %g", i, start[i], end[i]);
     }

@@ -371,7 +371,9 @@ static void wrong_times_and_sizes_are_refused(void **state) {
     bad.times.costs = &wrong;
     assert_refused(bad, QE_ERROR_ARGUMENT, "a cost of stage 0 is negative");
     bad.times.costs = &endless;
-    assert_refused(bad, QE_ERROR_ARGUMENT, "a cost of stage 0 is negative or not a number");
+    assert_refused(bad, QE_ERROR_ARGUMENT, "a cost of stage 0 is negative, not a number or above 1e+30");
+    endless.time[QE_ACTION_W] = 1e307; /* a number, but sums of it are not */
+    assert_refused(bad, QE_ERROR_ARGUMENT, "a cost of stage 0 is negative, not a number or above 1e+30");
     bad = good, bad.times.cost_count = 3;
     assert_refused(bad, QE_ERROR_ARGUMENT, "found costs of 3 stages, the schedule has 4");
     bad = good, bad.times.latency = NAN;

@@ -543,6 +543,21 @@ static void assert_refused(const qe_simulation_request *request, const char *mes
     qe_simulation_deinit(&found);
 }
 
+static void the_largest_costs_have_finite_figures(void **state) {
+    (void)state;
+    qe_schedule schedule = generated("dualpipe", 4, 1, 8);
+    qe_stage_cost cost = {.time = {1e30, 1e30, 1e30, 1e30}, .optimizer = 1e30, .keep = {1e30, 1e30, 1e30},
+                          .output = 1e30, .gradient = 1e30};
+    qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1, .latency = 1e30,
+                                     .bandwidth = 1, .pair = 1e30, .meet = 1e30};
+    qe_simulation found = {0};
+    assert_int_equal(qe_simulation_run(&request, &found, NULL), QE_OK);
+    assert_true(isfinite(found.step) && isfinite(found.makespan_bubble) && isfinite(found.stage_bubble));
+    assert_true(isfinite(found.peak_kept) && found.step > 1e60);
+    qe_simulation_deinit(&found);
+    qe_schedule_deinit(&schedule);
+}
+
 static void costs_and_indices_that_make_no_sense_are_refused(void **state) {
     (void)state;
     qe_schedule schedule = generated("1f1b", 2, 1, 2);
@@ -554,8 +569,14 @@ static void costs_and_indices_that_make_no_sense_are_refused(void **state) {
     assert_refused(&request, "a cost of stage 1 is negative");
     costs[1].keep[QE_KEEP_X] = 0;
     costs[0].time[QE_ACTION_W] = NAN;
-    assert_refused(&request, "a cost of stage 0 is negative or not a number");
+    assert_refused(&request, "a cost of stage 0 is negative, not a number or above 1e+30");
+    costs[0].time[QE_ACTION_W] = 1e307; /* a number, but sums of it are not */
+    assert_refused(&request, "a cost of stage 0 is negative, not a number or above 1e+30");
     costs[0].time[QE_ACTION_W] = 1;
+    costs[1].output = 1e20;
+    request.bandwidth = 1e-20;
+    assert_refused(&request, "size / bandwidth of stage 1 is negative, not a number or above 1e+30");
+    costs[1].output = request.bandwidth = 0;
     request.latency = INFINITY;
     assert_refused(&request, "latency, bandwidth, pair or meet");
     request.latency = 0;
@@ -584,6 +605,7 @@ int main(void) {
         cmocka_unit_test(an_evaluation_keeps_one_microbatch),
         cmocka_unit_test(a_schedule_that_stops_is_refused_and_the_simulation_can_be_used_again),
         cmocka_unit_test(costs_and_indices_that_make_no_sense_are_refused),
+        cmocka_unit_test(the_largest_costs_have_finite_figures),
         cmocka_unit_test(bubble_rates_of_the_other_orders_on_the_same_profiles_are_reproduced),
         cmocka_unit_test(a_simulation_of_thousands_of_actions_takes_about_a_millisecond),
     };
