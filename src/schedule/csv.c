@@ -15,6 +15,9 @@ enum {
     MOVES_MAX = 2 * QE_SCHEDULE_ACTIONS_MAX,
 };
 
+/* A file of the most actions and moves has half of it; without an end to it, /dev/zero would be read for ever. */
+static const uint64_t FILE_BYTES_MAX = UINT64_C(1) << 32;
+
 /* An array that grows. */
 typedef struct list {
     char *items;
@@ -29,6 +32,7 @@ typedef struct reader {
     uint32_t row, cell, blank_row; /* blank_row: the first row without an action, 0 for none */
     char text[QE_CSV_CELL_BYTES];  /* the cell from its first byte that is not a space */
     size_t length, trimmed_length; /* bytes of the cell, kept or not, with and without its trailing spaces */
+    uint64_t bytes;                /* of the file */
     list actions, moves; /* of qe_action, of qe_csv_move */
     uint32_t row_moves;  /* moves before the row */
     uint32_t ranks, stages, microbatches;
@@ -94,6 +98,8 @@ static qe_status append_cell(reader *to) {
     qe_csv_cell cell;
     char text[QE_CSV_CELL_BYTES];
     if (to->trimmed_length >= QE_CSV_CELL_BYTES) return refuse_cell(to, "an action such as 2F0");
+    /* An embedded NUL would end the text early and hide what follows it. */
+    if (memchr(to->text, '\0', to->trimmed_length) != NULL) return refuse_cell(to, "text without zero bytes");
     memcpy(text, to->text, sizeof text);
     text[to->trimmed_length] = '\0';
     const char *expected = qe_csv_cell_parse(text, &cell);
@@ -145,15 +151,20 @@ static qe_status take_byte(reader *from, int c) {
         return QE_OK;
     }
     if (is_space(c) && from->length == 0) return QE_OK;
-    /* An embedded NUL would end the text early and hide what follows it. */
-    if (from->length < QE_CSV_CELL_BYTES) from->text[from->length] = (char)(c == 0 ? '\x01' : c);
+    if (from->length < QE_CSV_CELL_BYTES) from->text[from->length] = (char)c;
     from->length++;
-    if (!is_space(c)) from->trimmed_length = from->length;
-    return QE_OK;
+    if (is_space(c)) return QE_OK;
+    from->trimmed_length = from->length;
+    return from->length > QE_CSV_CELL_BYTES ? end_cell(from) : QE_OK; /* it is refused; its end may never come */
 }
 
 static qe_status read_rows(reader *from, FILE *file) {
-    for (int c; (c = getc_unlocked(file)) != EOF;) QE_TRY(take_byte(from, c));
+    for (int c; (c = getc_unlocked(file)) != EOF;) {
+        if (from->bytes++ == FILE_BYTES_MAX) {
+            return refuse_row(from, QE_ERROR_LIMIT, from->row, "leave bubbles out", "lies behind the first 4 GiB");
+        }
+        QE_TRY(take_byte(from, c));
+    }
     if (ferror(file)) {
         (void)qe_error_set(from->error_out, QE_ERROR_IO, NULL, "cannot read the schedule: %s", strerror(errno));
         (void)qe_error_place(from->error_out, from->path, from->row, 0);

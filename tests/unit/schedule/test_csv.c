@@ -204,7 +204,7 @@ static void a_malformed_cell_is_named_with_row_cell_text_and_what_was_expected(v
 
 static void an_embedded_zero_byte_is_garbage_and_not_an_end(void **state) {
     (void)state;
-    bad_file expected = {NULL, QE_ERROR_FORMAT, 1, 1, "0F0", "nothing after"};
+    bad_file expected = {NULL, QE_ERROR_FORMAT, 1, 1, "0F0\\x00", "text without zero bytes"};
     assert_refused("0F0\0,0B0\n", 9, &expected);
 }
 
@@ -259,6 +259,23 @@ static void a_hundred_megabytes_of_commas_are_read_as_bubbles(void **state) {
     assert_int_equal(schedule.rank_begin[1], 1);
     assert_int_equal(schedule.actions[0].column, 100000000 - 4 + 1);
     qe_schedule_deinit(&schedule);
+}
+
+static ssize_t give_zeroes(void *cookie, char *buffer, size_t size) {
+    (void)cookie;
+    memset(buffer, 0, size);
+    return (ssize_t)size;
+}
+
+static void a_cell_without_an_end_is_refused_without_looking_for_it(void **state) {
+    (void)state;
+    FILE *file = fopencookie(NULL, "r", (cookie_io_functions_t){.read = give_zeroes});
+    qe_schedule schedule;
+    qe_error error = {0};
+    assert_non_null(file);
+    assert_int_equal(qe_schedule_read_csv(file, "/dev/zero", &schedule, &error), QE_ERROR_FORMAT);
+    (void)fclose(file);
+    assert_non_null(strstr(error.message, "row 1, cell 1: found \"\\x00"));
 }
 
 static void a_directory_and_a_full_disk_are_operating_errors(void **state) {
@@ -321,6 +338,7 @@ int main(void) {
         cmocka_unit_test(a_long_cell_is_cut_in_the_message_and_long_padding_is_harmless),
         cmocka_unit_test(a_rank_too_many_is_a_limit),
         cmocka_unit_test(a_hundred_megabytes_of_commas_are_read_as_bubbles),
+        cmocka_unit_test(a_cell_without_an_end_is_refused_without_looking_for_it),
         cmocka_unit_test(a_directory_and_a_full_disk_are_operating_errors),
         cmocka_unit_test(random_bytes_never_do_harm),
     };
