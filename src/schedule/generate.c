@@ -153,9 +153,12 @@ static qe_status check_request(const generator *order, const qe_schedule_request
                             "use " QE_SCHEDULE_NAMES ", or a CSV file of your own",
                             "no schedule is named \"%.64s\"", request->name == NULL ? "" : request->name);
     }
+    QE_TRY(check_range("ranks", request->ranks, QE_SCHEDULE_RANKS_MAX, error_out));
     /* Orders that are arranged for all ranks at once do it in tables that grow with the square of the ranks. */
-    uint32_t ranks_max = order->put_row == NULL ? QE_RANKS_MAX : QE_SCHEDULE_RANKS_MAX;
-    QE_TRY(check_range("ranks", request->ranks, ranks_max, error_out));
+    if (order->put_row == NULL && request->ranks > QE_RANKS_MAX) {
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use fewer ranks, or zbv", "ranks is %u; %s takes 1 to %d",
+                            request->ranks, order->name, QE_RANKS_MAX);
+    }
     QE_TRY(check_range("chunks", request->chunks, QE_CHUNKS_MAX, error_out));
     QE_TRY(check_range("ranks times chunks", request->ranks * request->chunks, QE_STAGES_MAX, error_out));
     QE_TRY(check_range("microbatches", request->microbatches, QE_MICROBATCHES_MAX, error_out));

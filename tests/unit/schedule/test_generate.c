@@ -512,6 +512,7 @@ static const refusal REFUSALS[] = {
     {{NULL, 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named", "1f1b"},
     {{"1f1b", 0, 1, 4, 0}, QE_ERROR_ARGUMENT, "ranks is 0", ""},
     {{"1f1b", 4097, 1, 4, 0}, QE_ERROR_LIMIT, "ranks is 4097; expected 1 to 4096", ""},
+    {{"v-half", 65, 2, 200, 0}, QE_ERROR_ARGUMENT, "ranks is 65; v-half takes 1 to 64", "use fewer ranks, or zbv"},
     {{"looped-bfs", 65, 64, 4, 0}, QE_ERROR_LIMIT, "ranks times chunks is 4160; expected 1 to 4096", ""},
     {{"1f1b", 2, 0, 4, 0}, QE_ERROR_ARGUMENT, "chunks is 0", ""},
     {{"sequential", 1, 65, 4, 0}, QE_ERROR_LIMIT, "chunks is 65", ""},
