@@ -78,9 +78,12 @@ typedef struct qe_store_model {
 } qe_store_model;
 
 /* Makes the directory, writes model.safetensors, then config.json: Hugging Face transformers' LlamaForCausalLM loads
- * it when the tensors carry its names. On failure: as qe_safetensors_write; files that were there stay. */
+ * it when the tensors carry its names. On failure: as qe_safetensors_write; files that were there stay. Links at these
+ * two names are refused: nothing is written outside the directory. */
 qe_status qe_store_write_model(const char *directory, const qe_store_model *model, const qe_tensor *tensors,
                                size_t count, const qe_metadata *metadata, size_t metadata_count, qe_error *error_out);
+/* Could they be written? Asked before long work that will end there; makes nothing. On failure: QE_ERROR_IO. */
+qe_status qe_store_try_model(const char *directory, qe_error *error_out);
 /* Reads config.json of such a directory. The tensors are in directory/model.safetensors.
  * On failure: QE_ERROR_FORMAT names the key; QE_ERROR_IO; QE_ERROR_UNSUPPORTED for another architecture. */
 qe_status qe_store_read_model_config(const char *directory, qe_store_model *model_out, qe_error *error_out);

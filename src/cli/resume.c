@@ -89,6 +89,7 @@ qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out,
     if (resume->checkpoint == NULL) return *settings_out = usual, QE_OK;
     QE_TRY(qe_manifest_settings(qe_checkpoint_manifest(resume->checkpoint), &settings, error_out));
     settings.contracts = usual.contracts;
+    memcpy(settings.train.timeline, usual.train.timeline, sizeof settings.train.timeline);
     snprintf(settings.checkpoint.path, sizeof settings.checkpoint.path, "%s", resume->folder);
     *settings_out = settings;
     return QE_OK;

@@ -123,6 +123,12 @@ static qe_status read_file(opening *at, size_t index) {
     const qe_manifest_file *entry = &at->checkpoint->manifest.files[index];
     int file = -1;
     uint64_t bytes = 0;
+    if (faccessat(at->folder, entry->name, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) {
+        char where[QE_ERROR_PATH_BYTES];
+        qe_folder_text(at->checkpoint->path, entry->name, where);
+        return qe_store_refuse(at->error_out, QE_ERROR_IO, where, remedy,
+                               "the manifest names a file that is not there");
+    }
     QE_TRY(qe_folder_open_file(at->folder, at->checkpoint->path, entry->name, &file, &bytes, at->error_out));
     qe_status status = has_ending(entry->name, ".safetensors") ? read_tensors(at, index, file, bytes)
                                                                : read_bytes(at, entry, file, bytes);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/assert.h"
@@ -70,6 +71,31 @@ static qe_status write_config(const char *path, const qe_store_model *model, qe_
     return status;
 }
 
+/* Whoever made the directory does not choose where else is written: a link is not followed, and not replaced either. */
+static qe_status judge_place(const char *path, qe_error *error_out) {
+    struct stat kind;
+    if (lstat(path, &kind) != 0 || S_ISREG(kind.st_mode)) return QE_OK; /* what else is wrong, writing tells */
+    return qe_store_refuse(error_out, QE_ERROR_IO, path, "Name another directory, or move what is there.",
+                           "cannot write the file: it is %s", S_ISLNK(kind.st_mode)  ? "a link"
+                                                              : S_ISDIR(kind.st_mode) ? "a directory"
+                                                                                      : "a device or a pipe");
+}
+
+/* The paths of a model's two files, where both may be written. */
+static qe_status place_model(const char *directory, char weights[PATH_MAX], char config[PATH_MAX],
+                             qe_error *error_out) {
+    QE_TRY(join(directory, "model.safetensors", weights, error_out));
+    QE_TRY(join(directory, "config.json", config, error_out));
+    QE_TRY(judge_place(weights, error_out));
+    return judge_place(config, error_out);
+}
+
+qe_status qe_store_try_model(const char *directory, qe_error *error_out) {
+    char weights[PATH_MAX], config[PATH_MAX];
+    QE_TRY(qe_store_try_directory(directory, error_out));
+    return place_model(directory, weights, config, error_out);
+}
+
 qe_status qe_store_write_model(const char *directory, const qe_store_model *model, const qe_tensor *tensors,
                                size_t count, const qe_metadata *metadata, size_t metadata_count, qe_error *error_out) {
     char weights[PATH_MAX], config[PATH_MAX];
@@ -77,8 +103,7 @@ qe_status qe_store_write_model(const char *directory, const qe_store_model *mode
         return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, directory, "Choose heads that divide hidden.",
                                "hidden = %" PRIu32 " is not a multiple of heads = %" PRIu32, model->hidden,
                                model->heads);
-    QE_TRY(join(directory, "model.safetensors", weights, error_out));
-    QE_TRY(join(directory, "config.json", config, error_out));
+    QE_TRY(place_model(directory, weights, config, error_out));
     QE_TRY(qe_store_make_directory(directory, error_out));
     QE_TRY(qe_safetensors_write(weights, tensors, count, metadata, metadata_count, error_out));
     return write_config(config, model, error_out);
