@@ -55,29 +55,54 @@ static int exit_for(qe_status status) {
     }
 }
 
-static int json_error(const qe_error *error) {
+struct json_t *qe_cli_error_json(const qe_error *error) {
     json_t *fields = json_pack("{s:s, s:o}", "status", qe_status_name(error->status), "message",
                                qe_cli_json_text(error->message));
     if (error->remedy[0]) json_object_set_new(fields, "remedy", qe_cli_json_text(error->remedy));
     if (error->path[0]) json_object_set_new(fields, "path", qe_cli_json_text(error->path));
     if (error->line) json_object_set_new(fields, "line", json_integer(error->line));
     if (error->column) json_object_set_new(fields, "column", json_integer(error->column));
-    return qe_cli_json(json_pack("{s:o}", "error", fields), exit_for(error->status));
+    return fields;
+}
+
+/* A terminal does what an escape sequence says, and C1 controls (U+0080 to U+009F) are such sequences, too. */
+static void put_visibly(FILE *to, const char *text) {
+    for (; *text != '\0'; text++) {
+        unsigned char c = (unsigned char)*text, next = (unsigned char)text[1];
+        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
+        int is_second = c == 0xC2 && next >= 0x80 && next < 0xA0;
+        if (is_control || is_second) fprintf(to, "\\x%02X", is_second ? next : c);
+        else fputc(c, to);
+        text += is_second;
+    }
+}
+
+void qe_cli_print(const char *format, ...) {
+    va_list arguments;
+    char *text = NULL;
+    va_start(arguments, format);
+    if (vasprintf(&text, format, arguments) >= 0) put_visibly(stdout, text); /* else no memory to say anything */
+    va_end(arguments);
+    free(text);
 }
 
 void qe_cli_print_error(const qe_error *error) {
     fputs("qeffect: ", stderr);
-    if (error->path[0]) fprintf(stderr, "%s:", error->path);
+    put_visibly(stderr, error->path);
+    if (error->path[0]) fputc(':', stderr);
     if (error->line) fprintf(stderr, "%u:", error->line);
     if (error->column) fprintf(stderr, "%u:", error->column);
-    fprintf(stderr, "%s%s\n", error->path[0] ? " " : "", error->message);
-    if (error->remedy[0]) fprintf(stderr, "  what to do: %s\n", error->remedy);
+    if (error->path[0]) fputc(' ', stderr);
+    put_visibly(stderr, error->message);
+    if (error->remedy[0]) fputs("\n  what to do: ", stderr);
+    put_visibly(stderr, error->remedy);
+    fputc('\n', stderr);
 }
 
 int qe_cli_error(const qe_cli *cli, const qe_error *error) {
     qe_cli_print_error(error);
-    if (cli->json) return json_error(error);
-    return exit_for(error->status);
+    int status = exit_for(error->status);
+    return cli->json ? qe_cli_json(json_pack("{s:o}", "error", qe_cli_error_json(error)), status) : status;
 }
 
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) {

@@ -65,6 +65,9 @@ int qe_cli_number(const qe_cli *cli, const char *name, uint64_t low, uint64_t hi
 int qe_cli_error(const qe_cli *cli, const qe_error *error);
 /* The text of it alone. */
 void qe_cli_print_error(const qe_error *error);
+/* printf, on standard output, for text that cites what anybody may have written, such as a manifest: control
+ * characters, which a terminal would obey, are printed as \xNN; line ends and tabs stay. */
+void qe_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A usage error (exit 2): printf text, then how to get help. */
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */
@@ -72,6 +75,8 @@ struct json_t;
 /* {"rule", "message", "expected", "found", "count", "object"}: what every command says of a breach. */
 struct json_t *qe_cli_violation_json(const qe_violation *violation, const qe_program *program);
 int qe_cli_json(struct json_t *document, int status);
+/* {"status", "message", "remedy", "path", "line", "column"} of an error: what every command's "error" says. */
+struct json_t *qe_cli_error_json(const qe_error *error);
 /* A JSON string of text that may hold anything: paths, file contents, messages that cite them. Bytes that are not UTF-8
  * become U+FFFD, where jansson alone would refuse the whole document. NULL: no memory. */
 struct json_t *qe_cli_json_text(const char *text);

@@ -64,7 +64,7 @@ static int read_request(const qe_cli *cli, qe_certificate_request *request_out) 
     if (status == QE_EXIT_OK) status = read_word(cli, "fill", FILLS, QE_FILL_STEP, &request.fill);
     if (status == QE_EXIT_OK) status = read_word(cli, "gradients", GRADIENTS, QE_GRADIENTS_OWN, &request.gradients);
     if (status != QE_EXIT_OK) return status;
-    if (qe_times_number(cli, "memory-limit", 0.0, &request.memory_limit) != 0) return QE_EXIT_USAGE;
+    if (qe_times_positive(cli, "memory-limit", &request.memory_limit) != 0) return QE_EXIT_USAGE;
     if (qe_cli_number(cli, "capacity", 0, QE_MICROBATCHES_MAX, 0, &capacity) != 0) return QE_EXIT_USAGE;
     request.transport.capacity = (uint32_t)capacity;
     *request_out = request;

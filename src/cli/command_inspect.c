@@ -82,8 +82,8 @@ static void print_lineage(const qe_manifest *m) {
     for (size_t i = 0; i < m->lineage_count; i++) {
         printf("%-11s %s", i == 0 ? "run" : "", m->lineage[i].run);
         if (m->lineage[i].from_step > 0 || i > 0)
-            printf(" from step %llu: %s", (unsigned long long)m->lineage[i].from_step,
-                   m->lineage[i].changes[0] ? m->lineage[i].changes : "nothing changed");
+            qe_cli_print(" from step %llu: %s", (unsigned long long)m->lineage[i].from_step,
+                         m->lineage[i].changes[0] ? m->lineage[i].changes : "nothing changed");
         putchar('\n');
     }
 }
@@ -102,7 +102,7 @@ static void print_tensors(const qe_checkpoint *checkpoint) {
         printf("  %-8s [", qe_dtype_name(tensor->dtype));
         for (uint32_t d = 0; d < tensor->rank; d++)
             printf("%s%llu", d == 0 ? "" : ", ", (unsigned long long)tensor->shape[d]);
-        printf("] %s\n", tensor->name);
+        qe_cli_print("] %s\n", tensor->name);
     }
 }
 
@@ -111,16 +111,18 @@ static void print_checkpoint(const qe_checkpoint *checkpoint, int with_tensors) 
     printf("checkpoint  %s, complete\nstep        %llu\nstate_hash  %s, as the tensors have it\n",
            qe_checkpoint_path(checkpoint), (unsigned long long)m->step, m->state_hash);
     print_lineage(m);
-    printf("model       %s layers, hidden %s, heads %s/%s, ffn %s, vocab %s\n", fact(&m->settings, "model.layers"),
-           fact(&m->settings, "model.hidden"), fact(&m->settings, "model.heads"), fact(&m->settings, "model.kv_heads"),
-           fact(&m->settings, "model.ffn"), fact(&m->settings, "model.vocab"));
-    printf("recipe      %s\ndevice      %s\n", fact(&m->settings, "recipe.name"), fact(&m->device, "identity"));
-    printf("schedule    %s: %s ranks, %s stages, %s microbatches; gradients add up %s; plan %s\n",
-           fact(&m->schedule, "name"), fact(&m->schedule, "ranks"), fact(&m->schedule, "stages"),
-           fact(&m->schedule, "microbatches"), fact(&m->schedule, "accumulation_order"),
-           fact(&m->schedule, "plan_hash"));
-    printf("data        %s: %llu of %llu windows an epoch are used up\n", m->data.name,
-           (unsigned long long)m->data.position, (unsigned long long)m->data.train_windows);
+    qe_cli_print("model       %s layers, hidden %s, heads %s/%s, ffn %s, vocab %s\n",
+                 fact(&m->settings, "model.layers"), fact(&m->settings, "model.hidden"),
+                 fact(&m->settings, "model.heads"),
+                 fact(&m->settings, "model.kv_heads"), fact(&m->settings, "model.ffn"),
+                 fact(&m->settings, "model.vocab"));
+    qe_cli_print("recipe      %s\ndevice      %s\n", fact(&m->settings, "recipe.name"), fact(&m->device, "identity"));
+    qe_cli_print("schedule    %s: %s ranks, %s stages, %s microbatches; gradients add up %s; plan %s\n",
+                 fact(&m->schedule, "name"), fact(&m->schedule, "ranks"), fact(&m->schedule, "stages"),
+                 fact(&m->schedule, "microbatches"), fact(&m->schedule, "accumulation_order"),
+                 fact(&m->schedule, "plan_hash"));
+    qe_cli_print("data        %s: %llu of %llu windows an epoch are used up\n", m->data.name,
+                 (unsigned long long)m->data.position, (unsigned long long)m->data.train_windows);
     printf("counters    %zu weights to version %llu, %zu scales to epoch %llu\n", m->versions.count,
            (unsigned long long)highest(&m->versions), m->epochs.count, (unsigned long long)highest(&m->epochs));
     print_files(checkpoint);
@@ -190,7 +192,7 @@ static int list_one(const qe_cli *cli, const char *folder, const char *name, jso
         qe_checkpoint_close(checkpoint);
         return QE_EXIT_OK;
     }
-    if (!cli->json) printf("%s  damaged   %s: %s\n", name, error.path, error.message);
+    if (!cli->json) qe_cli_print("%s  damaged   %s: %s\n", name, error.path, error.message);
     json_array_append_new(list, json_pack("{s:s, s:b, s:o, s:s*}", "name", name, "verified", 0, "message",
                                           qe_cli_json_text(error.message), "rule",
                                           rule != QE_RULE_NONE ? qe_rule_id(rule) : NULL));
@@ -306,7 +308,7 @@ static void compare(const qe_checkpoint *a, const qe_checkpoint *b, comparison *
 
 static void print_first(const comparison *c, const qe_cli *cli) {
     const difference *d = &c->at_first;
-    printf("first       %s: ", c->first);
+    qe_cli_print("first       %s: ", c->first);
     if (c->missing) printf("only in %s\n", cli->arguments[c->missing - 1]);
     else if (d->is_shape) printf("of another dtype or shape\n");
     else if (d->is_number)
@@ -348,7 +350,7 @@ static int print_comparison(const qe_cli *cli, const qe_checkpoint *a, const qe_
     printf("B           step %llu of run %.8s, state_hash %s\n", (unsigned long long)two->step, qe_manifest_run(two),
            two->state_hash);
     for (size_t i = 0; i < changes->count; i++)
-        printf("%-11s %s: %s\n", i == 0 ? "changes" : "", changes->list[i].name, changes->list[i].value);
+        qe_cli_print("%-11s %s: %s\n", i == 0 ? "changes" : "", changes->list[i].name, changes->list[i].value);
     if (c->first == NULL) printf("equal       all %llu tensors, bit for bit\n", (unsigned long long)c->tensors);
     else {
         print_first(c, cli);

@@ -101,6 +101,7 @@ static int run_schedule(qe_cli *cli) {
     if (what.times_text == NULL) what.times_text = qe_cli_value(cli, "stage-times");
     int status = qe_search_argument_is(name) ? QE_EXIT_OK : qe_search_argument_alone(cli, searching);
     if (status == QE_EXIT_OK) status = qe_schedule_argument_load(cli, name, &what.schedule);
+    if (status == QE_EXIT_OK) status = qe_schedule_argument_check(cli, name, &what.schedule);
     if (status == QE_EXIT_OK) status = qe_times_read(cli, &what.schedule, &what.times);
     if (status == QE_EXIT_OK) status = write_schedule(cli, name, writer, &what);
     qe_times_deinit(&what.times);

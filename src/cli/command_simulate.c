@@ -54,8 +54,8 @@ static int read_costs(simulate *s) {
     double optimizer, boundary;
     if (qe_times_number(s->cli, "optimizer", 0.0, &optimizer) != 0) return QE_EXIT_USAGE;
     if (qe_times_number(s->cli, "meet", 0.0, &s->request.meet) != 0) return QE_EXIT_USAGE;
-    if (qe_times_number(s->cli, "pair", 1.0, &s->request.pair) != 0) return QE_EXIT_USAGE;
-    if (qe_times_number(s->cli, "bandwidth", 0.0, &s->request.bandwidth) != 0) return QE_EXIT_USAGE;
+    if (qe_times_positive(s->cli, "pair", &s->request.pair) != 0) return QE_EXIT_USAGE;
+    if (qe_times_positive(s->cli, "bandwidth", &s->request.bandwidth) != 0) return QE_EXIT_USAGE;
     if (qe_times_number(s->cli, "boundary", 0.0, &boundary) != 0) return QE_EXIT_USAGE;
     if ((s->request.bandwidth > 0.0) != (boundary > 0.0)) {
         return qe_cli_usage(s->cli, "--boundary and --bandwidth go together: bytes, and bytes per unit of time");
@@ -307,15 +307,6 @@ static int json_report(const simulate *s) {
 
 /* ---- the command ---- */
 
-/* A schedule that cannot run has no times; `check` tells more of why. */
-static int check_schedule(const simulate *s) {
-    qe_error error = {0};
-    qe_counterexample counterexample = {0};
-    qe_status status = qe_schedule_check(&s->schedule, &counterexample, &error);
-    qe_counterexample_deinit(&counterexample);
-    return status == QE_OK ? QE_EXIT_OK : qe_cli_error(s->cli, &error);
-}
-
 static int run_both(simulate *s) {
     qe_error error = {0};
     qe_status status = qe_simulation_run(&s->request, &s->predicted, &error);
@@ -339,7 +330,7 @@ static int search_schedule(simulate *s) {
 static int simulate_schedule(simulate *s) {
     int status = read_options(s);
     if (status == QE_EXIT_OK) status = search_schedule(s);
-    if (status == QE_EXIT_OK) status = check_schedule(s);
+    if (status == QE_EXIT_OK) status = qe_schedule_argument_check(s->cli, s->argument, &s->schedule);
     if (status == QE_EXIT_OK) status = run_both(s);
     if (status == QE_EXIT_OK) status = write_picture(s, "svg", write_svg);
     if (status == QE_EXIT_OK) status = write_picture(s, "timeline", write_timeline);

@@ -25,6 +25,8 @@ typedef struct training {
     qe_resume resume;
     int resumes;
     qe_rule refused; /* a checkpoint rule that was broken */
+    qe_error lost;   /* why not all was written at the end; QE_OK: all was */
+    int kept;        /* the weights are written */
 } training;
 
 static volatile sig_atomic_t interrupted;
@@ -150,11 +152,27 @@ static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
     return validate(t, t->steps_done, 0, result, error);
 }
 
-static qe_status keep(training *t, qe_error *error) {
+/* All that could be trained is trained: what cannot be written is told, and the rest of it is kept. */
+static void note_lost(training *t, const char *what, const qe_error *error) {
+    qe_progress_end(&t->progress);
+    fprintf(stderr, "%s of step %llu could not be written:\n", what, (unsigned long long)t->steps_done);
+    qe_cli_print_error(error);
+    if (t->lost.status == QE_OK) t->lost = *error;
+}
+
+static void keep(training *t) {
     const char *path = t->session.settings.checkpoint.path;
-    if (path[0] == 0 || t->steps_done == 0) return QE_OK;
-    QE_TRY(qe_keeping_finish(&t->keeping, t->steps_done, error));
-    return qe_session_save(&t->session, path, error);
+    qe_error error = {0};
+    if (path[0] == 0 || t->steps_done == 0) return;
+    if (qe_keeping_finish(&t->keeping, t->steps_done, &error) != QE_OK) note_lost(t, "the checkpoint", &error);
+    error = (qe_error){0};
+    t->kept = qe_session_save(&t->session, path, &error) == QE_OK;
+    if (!t->kept) note_lost(t, "the weights", &error);
+}
+
+static const char *why_not_kept(const training *t) {
+    if (t->session.settings.checkpoint.path[0] == 0) return "checkpoint.path is empty";
+    return t->steps_done == 0 ? "no step was finished" : "they could not be written";
 }
 
 static json_t *memory_json(const training *t) {
@@ -180,11 +198,9 @@ static void tell_checkpoints(const training *t, const char *path) {
 
 static void tell_kept(const training *t) {
     const char *path = t->session.settings.checkpoint.path;
-    if (path[0] && t->steps_done > 0)
-        printf("weights are in %s; `%s generate %s` continues a text\n", path, t->cli->program, path);
+    if (t->kept) printf("weights are in %s; `%s generate %s` continues a text\n", path, t->cli->program, path);
     if (t->keeping.written > 0) tell_checkpoints(t, path);
-    if (!path[0] || t->steps_done == 0)
-        printf("no weights were kept: %s\n", path[0] ? "no step was finished" : "checkpoint.path is empty");
+    if (!t->kept) printf("no weights were kept: %s\n", why_not_kept(t));
 }
 
 static int finish(training *t, const char *hash) {
@@ -192,7 +208,7 @@ static int finish(training *t, const char *hash) {
     const char *path = t->session.settings.checkpoint.path;
     qe_progress_end(&t->progress);
     qe_observed_print(&t->observed, &t->session, t->cli->program);
-    int status = interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
+    int status = t->lost.status != QE_OK ? QE_EXIT_ERROR : interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
     if (!t->cli->json) {
         printf("%s after %llu steps", interrupted ? "interrupted" : "done", (unsigned long long)t->steps_done);
         if (t->tokens > 0) printf(": loss %.4f", t->last_loss);
@@ -224,7 +240,8 @@ static int finish(training *t, const char *hash) {
         json_object_set_new(t->document, "trace", qe_cli_json_text(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
-    if (path[0] && t->steps_done > 0) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
+    if (t->kept) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
+    if (t->lost.status != QE_OK) json_object_set_new(t->document, "error", qe_cli_error_json(&t->lost));
     if (t->keeping.writer != NULL) json_object_set_new(t->document, "checkpoints", qe_keeping_json(&t->keeping));
     if (t->resumes) {
         json_object_set_new(t->document, "resumed_from", qe_cli_json_text(qe_resume_path(&t->resume)));
@@ -264,7 +281,7 @@ static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
         QE_TRY(qe_resume_apply(&t->resume, &t->session, qe_cli_has(t->cli, "new-lineage"), &t->refused, error));
         t->steps_done = qe_resume_step(&t->resume);
     } else QE_TRY(qe_session_initialize(&t->session, error));
-    if (kept[0] != 0) QE_TRY(qe_store_try_directory(kept, error)); /* not only when all is trained */
+    if (kept[0] != 0) QE_TRY(qe_store_try_model(kept, error)); /* not only when all is trained */
     if (initial != NULL) QE_TRY(qe_session_save_file(&t->session, initial, error));
     if (batches != NULL) QE_TRY(dump_batches(t, dump_steps, batches, error));
     return qe_keeping_open(&t->keeping, &t->session, &t->progress, t->resumes ? &t->resume : NULL, error);
@@ -361,8 +378,8 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     if (status != QE_OK) return fail(t, status, &result, &error);
     char hash[QE_STATE_HASH_BYTES];
     status = qe_team_state_hash(t->session.team, hash, &error);
-    if (status == QE_OK) status = keep(t, &error);
     if (status != QE_OK) return fail(t, status, &result, &error);
+    keep(t);
     return finish(t, hash);
 }
 

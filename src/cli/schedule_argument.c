@@ -100,6 +100,16 @@ int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedu
     return status;
 }
 
+int qe_schedule_argument_check(const qe_cli *cli, const char *argument, const qe_schedule *schedule) {
+    qe_error error = {0};
+    qe_counterexample counterexample = {0};
+    qe_status status = qe_schedule_check(schedule, &counterexample, &error);
+    qe_counterexample_deinit(&counterexample);
+    if (status == QE_OK) return QE_EXIT_OK;
+    (void)qe_error_place(&error, argument, 0, 0);
+    return qe_cli_error(cli, &error);
+}
+
 json_t *qe_schedule_argument_json(const char *argument, const qe_schedule *schedule) {
     json_t *document = json_pack("{s:i, s:i, s:i, s:i}", "ranks", (int)schedule->ranks, "stages",
                                  (int)schedule->stages, "microbatches", (int)schedule->microbatches, "actions",

@@ -25,6 +25,10 @@ int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedu
  * for `auto` the command takes the options of times.h and search_argument.h, too. */
 int qe_schedule_argument_load(const qe_cli *cli, const char *argument, qe_schedule *schedule_out);
 
+/* Refuses a schedule that cannot run, for commands that make something of it; `check` tells more of why. Returns an
+ * exit status; it has printed what is wrong. */
+int qe_schedule_argument_check(const qe_cli *cli, const char *argument, const qe_schedule *schedule);
+
 /* {"schedule", "ranks", "stages", "microbatches", "actions"}: what every command says of a schedule; NULL without
  * memory. */
 struct json_t *qe_schedule_argument_json(const char *argument, const qe_schedule *schedule);

@@ -18,6 +18,14 @@ int qe_times_number(const qe_cli *cli, const char *name, double fallback, double
     return -1;
 }
 
+int qe_times_positive(const qe_cli *cli, const char *name, double *value_out) {
+    const char *text = qe_cli_value(cli, name);
+    *value_out = 0.0;
+    if (text == NULL || (qe_text_to_double(text, value_out) && *value_out > 0.0)) return 0;
+    qe_cli_usage(cli, "--%s is '%s'; expected a number above 0, or leave it out", name, text);
+    return -1;
+}
+
 /* Numbers of 0 or more, parted by commas and nothing else. Returns how many, or 0 where it is anything else. */
 static int read_values(const char *text, double values[VALUES_MOST]) {
     int count = 0;
@@ -190,7 +198,7 @@ int qe_times_read(const qe_cli *cli, const qe_schedule *schedule, qe_times *time
     qe_error error = {0};
     if (qe_times_number(cli, "weight-share", 1.0, &share) != 0) return QE_EXIT_USAGE;
     if (share > 1.0) return qe_cli_usage(cli, "--weight-share is more than 1, the whole of what is kept");
-    if (qe_times_number(cli, "memory-limit", 0.0, &limit) != 0) return QE_EXIT_USAGE;
+    if (qe_times_positive(cli, "memory-limit", &limit) != 0) return QE_EXIT_USAGE;
     if (path != NULL && text != NULL) {
         return qe_cli_usage(cli, "--times and --stage-times say the same; give one of them");
     }

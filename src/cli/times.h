@@ -21,6 +21,8 @@ typedef struct qe_times {
 
 /* A number of 0 or more from an option; `fallback` when absent. On failure prints usage text and returns -1. */
 int qe_times_number(const qe_cli *cli, const char *name, double fallback, double *value_out);
+/* The same for what cannot be 0, which stands for "not given" here as in the library's requests. */
+int qe_times_positive(const qe_cli *cli, const char *name, double *value_out);
 /* "F,I,W" or "F,I,W,C" of a whole rank, for the stages of a schedule; `share` of what is kept stays until W.
  * On failure: QE_ERROR_ARGUMENT, QE_ERROR_MEMORY. Owns: the caller deinits *times_out, which has no limit. */
 qe_status qe_times_parse(const char *text, const qe_schedule *shape, double share, qe_times *times_out,

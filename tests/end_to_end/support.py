@@ -46,6 +46,13 @@ def sample_text(characters=6000):
     return text
 
 
+def is_sanitized():
+    """A sanitizer's shadow memory takes terabytes of address space: no limit on it can be set."""
+    with open(PROGRAM, "rb") as file:
+        content = file.read()
+    return b"__asan_init" in content or b"__tsan_init" in content
+
+
 class Case(unittest.TestCase):
     """A folder per test; the program runs in it, so that relative paths and left-over files are the test's own."""
 

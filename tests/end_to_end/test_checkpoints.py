@@ -249,6 +249,35 @@ class Checkpoints(Case):
         self.assertFalse(os.path.exists(self.path("run")))
         self.assertTrue(os.path.exists(self.path("moved", f"step-{STEPS:08d}", "manifest.json")))
 
+    def test_a_hostile_directory_makes_nobody_write_through_its_links(self):
+        self.saved_at(3, "--set", "train.timeline=elsewhere.json")
+        for name in ("model.safetensors", "config.json"):
+            with self.subTest(name=name):
+                self.write("mine", "precious")
+                os.remove(self.path("run", name))
+                os.symlink("../mine", self.path("run", name))
+                self.refuse(ERROR, [name, "a link"], "train", "--resume", "run/step-00000003")
+                with open(self.path("mine"), encoding="utf-8") as file:
+                    self.assertEqual(file.read(), "precious")
+                os.remove(self.path("run", name))
+        os.mkdir(self.path("run", "model.safetensors"))
+        done = self.refuse(ERROR, ["model.safetensors", "a directory"], "train", "--resume", "run/step-00000003")
+        self.assertNotIn("step 4", done.stderr)  # before hours of training
+        os.rmdir(self.path("run", "model.safetensors"))
+        self.succeed("train", "--resume", "run/step-00000003")
+        last = self.document("inspect", f"run/step-{STEPS:08d}")
+        self.assertEqual(last["settings"]["train.timeline"].strip('"'), "")
+
+    def test_a_terminal_is_not_told_what_a_file_says(self):
+        """Escape sequences in what anybody may have written are printed, not sent."""
+        self.write("te\x1b[31mxt\u009b.txt", sample_text())
+        self.saved_at(3, "--set", "data.path=te\x1b[31mxt\u009b.txt")
+        listed = self.succeed("inspect", "run/step-00000003")
+        self.assertIn("data        te\\x1B[31mxt\\x9B.txt:", listed.stdout)
+        done = self.refuse(ERROR, ["no\\x1b[2j"], "inspect", "no\x1b[2J")
+        for text in (listed.stdout, done.stderr):
+            self.assertNotRegex(text, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
     def test_two_runs_into_one_directory_are_kept_apart(self):
         with open(self.path("err.txt"), "wb") as err:
             process = subprocess.Popen([PROGRAM, "train", "tiny.yaml", "--set", "train.steps=1000000", "--set",

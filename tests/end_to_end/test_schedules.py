@@ -1,8 +1,14 @@
 """`schedule` and `check`: orders go out as CSV and come back certified; faults come back as facts."""
 import os
+import resource
 import unittest
 
-from support import CONTRACT, ERROR, USAGE, Case
+from support import CONTRACT, ERROR, USAGE, Case, is_sanitized
+
+
+def limit_memory():
+    if not is_sanitized():
+        resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
 
 
 class Schedules(Case):
@@ -136,7 +142,19 @@ class Schedules(Case):
                 self.assertEqual(done.returncode, CONTRACT)
                 self.assertIn(rule, done.stdout)
                 self.assertIn(words, " ".join(done.stdout.split()))
-                self.refuse(CONTRACT, [rule], "schedule", "bad.csv", "--format", "compute_comms")
+                for form in ("compute_only", "compute_comms", "svg"):
+                    self.refuse(CONTRACT, ["bad.csv", rule], "schedule", "bad.csv", "--format", form)
+                self.refuse(CONTRACT, ["bad.csv", rule], "simulate", "bad.csv")
+
+    def test_a_file_without_an_end_is_refused_and_a_sparse_one_takes_no_memory(self):
+        self.write_tiny()
+        for command in (("check", "/dev/zero"), ("simulate", "/dev/zero"), ("schedule", "/dev/zero"),
+                        ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "pipeline.schedule=/dev/zero")):
+            self.refuse(ERROR, ["/dev/zero", "row 1, cell 1", "\\x00"], *command)
+        self.write("sparse.csv", "".join(f"{stage}F65535,{stage}B65535\n" for stage in range(4096)))
+        done = self.run_program("schedule", "sparse.csv", "--format", "svg", preexec_fn=limit_memory)
+        self.assertEqual((done.returncode, done.stdout), (CONTRACT, ""))
+        self.assertIn("schedule.missing", done.stderr)
 
     def test_a_refused_write_leaves_nothing_and_keeps_what_was_there(self):
         os.mkdir(self.path("folder"))

@@ -68,6 +68,21 @@ class Simulate(Case):
         self.assertTrue(self.simulate(*base, "7")["within_memory_limit"])
         self.assertFalse(self.simulate(*base, "6.5", status=CONTRACT)["within_memory_limit"])
 
+    def test_a_limit_or_rate_of_zero_is_not_taken_for_none(self):
+        for command, name, option in (("simulate", "1f1b", "--memory-limit"), ("check", "1f1b", "--memory-limit"),
+                                      ("schedule", "auto", "--memory-limit"), ("simulate", "1f1b", "--bandwidth"),
+                                      ("simulate", "1f1b", "--pair")):
+            self.refuse(USAGE, [option, "above 0"], command, name, option, "0")
+
+    def test_costs_whose_sums_are_no_numbers_are_refused(self):
+        for arguments in (("simulate", "1f1b", "--times", "1e307,1,1"), ("schedule", "auto", "--times", "1e307,1,1"),
+                          ("simulate", "1f1b", "--boundary", "1e300", "--bandwidth", "1e-300"),
+                          ("simulate", "auto", "--boundary", "1e20", "--bandwidth", "1e-20"),
+                          ("simulate", "1f1b", "--optimizer", "1e200"), ("simulate", "1f1b", "--meet", "1e200")):
+            self.refuse(USAGE, ["above 1e+30"], *arguments)
+        largest = self.simulate("1f1b", "--times", "1e30,1e29,1e29,1e30")
+        self.assertEqual(len(largest["per_rank"]), 4)
+
     def test_a_schedule_that_cannot_run_has_no_figures(self):
         self.write("stuck.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
         self.refuse(CONTRACT, ["never run"], "simulate", "stuck.csv")

@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case, sample_text
+from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case, is_sanitized, sample_text
 
 LONG = ("--set", "train.steps=1000000", "--set", "train.evaluate_every=0")
 
@@ -70,13 +70,6 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20))
 
 
-def is_sanitized():
-    """A sanitizer's shadow memory takes terabytes of address space: no limit on it can be set."""
-    with open(PROGRAM, "rb") as file:
-        content = file.read()
-    return b"__asan_init" in content or b"__tsan_init" in content
-
-
 class LittleMemory(Case):
     @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
     def test_a_limit_on_memory_below_what_openblas_takes_is_an_error_and_no_wait(self):
@@ -105,6 +98,27 @@ class FullDisk(Case):
         self.assertIn("model.safetensors", done.stderr)
         self.assertNotIn("weights are in", done.stdout)
         return done
+
+    def test_a_checkpoint_that_cannot_be_written_costs_neither_the_weights_nor_the_figures(self):
+        self.write_tiny()
+        whole = self.document("train", "tiny.yaml", "--set", "checkpoint.path=whole")
+        room = os.path.getsize(self.path("whole/model.safetensors")) * 3 // 2  # the optimizer's file is twice as large
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+        saving = ("train", "tiny.yaml", "--set", "checkpoint.path=model", "--set", "checkpoint.every=100")
+        told = self.document(*saving, status=ERROR, preexec_fn=limit)
+        self.assertEqual((told["state_hash"], told["loss"]), (whole["state_hash"], whole["loss"]))
+        self.assertEqual((told["checkpoint"], told["checkpoints"]["written"]), ("model", 0))
+        self.assertIn("optimizer.safetensors", told["error"]["path"])
+        self.assertEqual(self.files_below("model"), ["config.json", "model.safetensors"])
+        done = self.run_program(*saving, preexec_fn=limit)
+        self.assertEqual(done.returncode, ERROR)
+        self.assertIn("the checkpoint of step 3 could not be written", done.stderr)
+        self.assertIn("weights are in model", done.stdout)
+        self.assertIn(whole["state_hash"], done.stdout)
+        self.assertNotIn("checkpoints are in", done.stdout)
 
     def test_weights_of_an_earlier_run_survive_a_later_one_that_cannot_write(self):
         self.write_tiny()
