@@ -13,6 +13,19 @@
 
 /* 16 bytes that are read once: they go past the first cache. Not through the read-only path, whose loads the assembler
  * moves across warp_barrier; so this very thread may write there later. */
+#ifdef QE_LOAD_EVICT_FIRST
+DEVICE uint4 load_once(const void *at) {
+    uint4 v;
+    asm volatile(
+        "{\n.reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n}"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(at)
+        : "memory");
+    return v;
+}
+#else
 DEVICE uint4 load_once(const void *at) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -20,6 +33,23 @@ DEVICE uint4 load_once(const void *at) {
                  : "l"(at)
                  : "memory");
     return v;
+}
+#endif
+
+/* 16 bytes on their way into shared memory, where the thread that asked finds them after copy_wait. copy_commit closes a
+ * group; copy_wait<N> waits until at most the last N groups are still under way. */
+DEVICE void copy_ahead(void *to, const void *at) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(at)
+                 : "memory");
+}
+DEVICE void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+static __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /* The compiler forgets what it made of these words: it unpacks them again rather than keep both in registers. */

@@ -23,6 +23,17 @@ __device__ void fault_keep(const qe_args_guard &args, uint32_t entry, uint64_t f
     fault->found = found;
 }
 
+/* One warp and a word per lane, where that is enough: no barrier of a block, and the address and what is expected of the
+ * word are under way together. */
+__global__ void __launch_bounds__(QE_CUDA_WARP) guard_few(const __grid_constant__ qe_args_guard args) {
+    const uint32_t i = threadIdx.x < args.count ? threadIdx.x : 0;
+    const uint64_t *word = args.words[i];
+    const uint64_t expected = args.expected[i], found = qe_word_now(word);
+    const uint32_t wrong = __ballot_sync(0xFFFFFFFFu, found != expected);
+    if (wrong != 0 && threadIdx.x == static_cast<uint32_t>(__ffs(static_cast<int>(wrong)) - 1))
+        fault_keep(args, i, found);
+}
+
 __global__ void guard_words(const __grid_constant__ qe_args_guard args) {
     __shared__ uint32_t first_wrong;
     uint32_t wrong = UINT32_MAX;
@@ -56,6 +67,7 @@ qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream) {
 
 qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream) {
     if (args->count == 0) return QE_OK;
+    if (args->count <= QE_CUDA_WARP) return qe_cuda_launch(guard_few, 1, QE_CUDA_WARP, 0, stream, *args);
     return qe_cuda_launch(guard_words, 1, qe_cuda_threads(args->count, GUARD_THREADS_MAX), 0, stream, *args);
 }
 

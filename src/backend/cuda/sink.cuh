@@ -31,18 +31,18 @@ struct wide_job {
 
 enum { WIDE_THREADS = 64, WIDE_ROWS = 4 };
 
-template <typename Source>
-KERNEL void __launch_bounds__(WIDE_THREADS) wide_kernel(const __grid_constant__ wide_job<Source> job) {
-    const uint32_t unit = (blockIdx.x * WIDE_THREADS + threadIdx.x) * 8, first = blockIdx.y * WIDE_ROWS;
+template <typename Source, int THREADS, int ROWS>
+KERNEL void __launch_bounds__(THREADS) wide_kernel(const __grid_constant__ wide_job<Source> job) {
+    const uint32_t unit = (blockIdx.x * THREADS + threadIdx.x) * 8, first = blockIdx.y * ROWS;
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, 1.0f);
     if (unit >= job.source.units) return;
     const typename Source::constant constant = job.source.begin(first, unit);
-    typename Source::raw raw[WIDE_ROWS];
+    typename Source::raw raw[ROWS];
 #pragma unroll
-    for (int i = 0; i < WIDE_ROWS; ++i)
+    for (int i = 0; i < ROWS; ++i)
         if (first + i < job.rows) raw[i] = job.source.load(first + i, unit);
 #pragma unroll
-    for (int i = 0; i < WIDE_ROWS; ++i) {
+    for (int i = 0; i < ROWS; ++i) {
         if (first + i >= job.rows) return;
         float v[Source::OUTPUTS][8];
         job.source.values(constant, raw[i], first + i, unit, v);
@@ -56,10 +56,10 @@ KERNEL void __launch_bounds__(WIDE_THREADS) wide_kernel(const __grid_constant__ 
     }
 }
 
-template <typename Source>
+template <typename Source, int THREADS, int ROWS>
 static qe_status wide_launch(const wide_job<Source> &job, cudaStream_t stream) {
-    const dim3 grid(pieces_of(job.source.units, WIDE_THREADS * 8), pieces_of(job.rows, WIDE_ROWS));
-    return launch(wide_kernel<Source>, grid, WIDE_THREADS, 1, 0, stream, job);
+    const dim3 grid(pieces_of(job.source.units, THREADS * 8), pieces_of(job.rows, ROWS));
+    return launch(wide_kernel<Source, THREADS, ROWS>, grid, THREADS, 1, 0, stream, job);
 }
 
 /* --- one value at a time ----------------------------------------------------------------------------------------- */
@@ -334,7 +334,7 @@ static qe_status values_store(const Source &source, const places &to, const tens
     }
     if (is_wide) {
         wide.source = source, wide.rows = to.rows, wide.columns = to.columns, wide.words = words;
-        return wide_launch(wide, stream);
+        return wide_launch<Source, WIDE_THREADS, WIDE_ROWS>(wide, stream);
     }
     single_job<Source> single = {};
     single.source = source, single.to = to, single.words = words;

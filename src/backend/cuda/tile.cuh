@@ -98,12 +98,27 @@ DEVICE float amax_of8(float amax, const float *v) {
     return amax;
 }
 
+/* Where a lane stands in a warp of ACROSS by 32 / ACROSS threads. A store is cut into pieces of 128 bytes of a warp, in
+ * order of lanes; so NEAR threads stand side by side, then come those below them, then the next NEAR: a piece of the
+ * transposed plane then has whole sectors of 32 bytes, and one of the rows 64 bytes. */
+template <int ACROSS, int NEAR>
+struct lane_place {
+    static METHOD uint32_t across(uint32_t lane) {
+        return lane % NEAR + lane / (NEAR * (WARP / ACROSS)) * NEAR;
+    }
+    static METHOD uint32_t below(uint32_t lane) {
+        return lane / NEAR % (WARP / ACROSS);
+    }
+};
+
 /* One thread takes ROWS rows of eight units; one warp ACROSS threads side by side, 32 / ACROSS below each other; one
- * block WARPS_X by WARPS_Y warps. AHEAD groups of four rows are under way from memory. Threads meet for the amax alone:
- * no barrier, no shared memory. */
-template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_>
+ * block WARPS_X by WARPS_Y warps, BLOCKS of which a multiprocessor should hold (0: as many as the compiler sees fit). AHEAD groups of four
+ * rows are under way from memory. Threads meet for the amax alone: no barrier, no shared memory. */
+template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_, int NEAR_ = ACROSS_,
+          int BLOCKS_ = 0>
 struct tile_shape {
-    static constexpr int FORMAT = FORMAT_, ROWS = ROWS_, ACROSS = ACROSS_, WARPS_X = WARPS_X_;
+    static constexpr int FORMAT = FORMAT_, ROWS = ROWS_, ACROSS = ACROSS_, WARPS_X = WARPS_X_, BLOCKS = BLOCKS_;
+    typedef lane_place<ACROSS_, NEAR_> place;
     static constexpr int GROUPS = ROWS / 4, EARLY = AHEAD_ < GROUPS ? AHEAD_ : GROUPS;
     static constexpr int THREADS = WARP * WARPS_X * WARPS_Y_;
     static constexpr int UNITS = WARPS_X * ACROSS * 8, TALL = WARPS_Y_ * (WARP / ACROSS) * ROWS; /* of a block */
@@ -115,7 +130,17 @@ struct tile_job {
     code_planes planes;
     scaling scale;
     tensor_words words;
+    uint32_t band; /* blocks below each other that run together; 0: one */
 };
+
+/* Which tile a block takes. Blocks run about in the order of their numbers: a band of several rows of blocks, column
+ * after column, so that neighbours of the transposed plane are written about the same time too. */
+DEVICE uint2 tile_of_block(uint32_t band) {
+    if (band <= 1) return make_uint2(blockIdx.x, blockIdx.y);
+    const uint32_t number = blockIdx.y * gridDim.x + blockIdx.x, first = number / (band * gridDim.x) * band;
+    const uint32_t left = gridDim.y - first, tall = left < band ? left : band, within = number - first * gridDim.x;
+    return make_uint2(within / tall, first + within % tall);
+}
 
 /* The codes of one row of a group, kept for the transposed plane and stored by rows. Returns the amax. */
 template <typename Source, int FORMAT>
@@ -169,12 +194,14 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
 }
 
 template <typename Source, typename Tile>
-KERNEL void __launch_bounds__(Tile::THREADS) tile_kernel(const __grid_constant__ tile_job<Source> job) {
+KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    tile_kernel(const __grid_constant__ tile_job<Source> job) {
+    typedef typename Tile::place place;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint32_t unit =
-        (blockIdx.x * Tile::WARPS_X + warp % Tile::WARPS_X) * (Tile::ACROSS * 8) + lane % Tile::ACROSS * 8;
+    const uint2 tile = tile_of_block(job.band);
+    const uint32_t unit = tile.x * Tile::UNITS + (warp % Tile::WARPS_X * Tile::ACROSS + place::across(lane)) * 8;
     const uint32_t row =
-        blockIdx.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + lane / Tile::ACROSS) * Tile::ROWS;
+        tile.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + place::below(lane)) * Tile::ROWS;
     const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
