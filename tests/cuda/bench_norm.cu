@@ -40,13 +40,12 @@ static variant variant_of(const std::string &name, const shape &s, bool is_quant
 template <int FORMAT, int ROWS>
 static void add_registers(std::vector<variant> &to, const shape &s) {
     if (cluster_shape_of<ROWS>(s.hidden).blocks == 0) return;
-    to.push_back(variant_of("registers " + std::to_string(ROWS), s, FORMAT != QE_FORMAT_BF16,
-                            [](const norm_job &job, cudaStream_t stream) {
-                                const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
-                                const dim3 grid(shape.blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
-                                return launch(norm_kernel<FORMAT, ROWS>, grid, shape.warps * WARP, shape.blocks, 0,
-                                              stream, job);
-                            }));
+    to.push_back(variant_of(
+        "registers " + std::to_string(ROWS), s, FORMAT != QE_FORMAT_BF16, [](const norm_job &job, cudaStream_t stream) {
+            const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
+            const dim3 grid(shape.blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
+            return launch(norm_kernel<FORMAT, ROWS>, grid, shape.warps * WARP, shape.blocks, 0, stream, job);
+        }));
 }
 
 template <int FORMAT, int ROWS, int BLOCKS>

@@ -56,12 +56,12 @@ static void add_registers(std::vector<variant> &to, const shape &s) {
     if (cluster_shape_of<ROWS>(s.hidden).blocks == 0) return;
     for (bool is_whole : {true, false})
         to.push_back(variant_of("registers " + std::to_string(ROWS), s, FORMAT != FORMAT_NONE, is_whole,
-                            is_comparable(s, ROWS), [](const norm_backward_job &job, cudaStream_t stream) {
-                                const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
-                                const dim3 grid(shape.blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
-                                return launch(norm_backward_kernel<FORMAT, ROWS>, grid, shape.warps * WARP,
-                                              shape.blocks, 0, stream, job);
-                            }));
+                                is_comparable(s, ROWS), [](const norm_backward_job &job, cudaStream_t stream) {
+                                    const cluster_shape shape = cluster_shape_of<ROWS>(job.planes.columns);
+                                    const dim3 grid(shape.blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
+                                    return launch(norm_backward_kernel<FORMAT, ROWS>, grid, shape.warps * WARP,
+                                                  shape.blocks, 0, stream, job);
+                                }));
 }
 
 template <int FORMAT, int BLOCKS>

@@ -20,13 +20,27 @@ std::vector<variant> QUANTIZE_VARIANTS(const shape &s) {
 #ifdef QE_LOAD_EVICT_FIRST
     return {TILE(16, 8, 4, 2, 2, 8, 0), TILE(16, 8, 4, 2, 2, 4, 0), TILE(16, 8, 4, 2, 2, 2, 0)};
 #else
-    return {TILE_PART(16, 8, 4, 2, 2, 8, 0, WRITE_ROWS), TILE_PART(16, 8, 4, 2, 2, 8, 0, WRITE_COLUMNS),
-            TILE_PART(16, 8, 4, 2, 2, 4, 0, WRITE_COLUMNS), TILE(16, 8, 4, 2, 2, 4, 0), TILE(16, 8, 4, 2, 2, 2, 0),
-            TILE(16, 8, 4, 2, 2, 1, 0), TILE_BAND(16, 8, 4, 2, 2, 4, 0, 4), TILE_BAND(16, 8, 4, 2, 2, 4, 0, 16),
-            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 64), TILE(16, 8, 2, 2, 2, 4, 6), TILE(16, 8, 2, 2, 2, 2, 6),
-            TILE(16, 4, 4, 2, 2, 4, 0), TILE(16, 4, 4, 2, 2, 2, 0), TILE(16, 8, 4, 1, 2, 4, 0),
-            TILE(16, 8, 4, 2, 1, 4, 0), TILE(16, 8, 4, 1, 4, 4, 0), TILE(8, 8, 2, 2, 2, 4, 0),
-            TILE(8, 4, 2, 2, 2, 4, 0), TILE(8, 8, 2, 2, 2, 4, 8), TILE(4, 4, 1, 4, 1, 4, 0), TILE(4, 4, 1, 2, 2, 4, 0)};
+    return {TILE_PART(16, 8, 4, 2, 2, 8, 0, WRITE_ROWS),
+            TILE_PART(16, 8, 4, 2, 2, 8, 0, WRITE_COLUMNS),
+            TILE_PART(16, 8, 4, 2, 2, 4, 0, WRITE_COLUMNS),
+            TILE(16, 8, 4, 2, 2, 4, 0),
+            TILE(16, 8, 4, 2, 2, 2, 0),
+            TILE(16, 8, 4, 2, 2, 1, 0),
+            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 4),
+            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 16),
+            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 64),
+            TILE(16, 8, 2, 2, 2, 4, 6),
+            TILE(16, 8, 2, 2, 2, 2, 6),
+            TILE(16, 4, 4, 2, 2, 4, 0),
+            TILE(16, 4, 4, 2, 2, 2, 0),
+            TILE(16, 8, 4, 1, 2, 4, 0),
+            TILE(16, 8, 4, 2, 1, 4, 0),
+            TILE(16, 8, 4, 1, 4, 4, 0),
+            TILE(8, 8, 2, 2, 2, 4, 0),
+            TILE(8, 4, 2, 2, 2, 4, 0),
+            TILE(8, 8, 2, 2, 2, 4, 8),
+            TILE(4, 4, 1, 4, 1, 4, 0),
+            TILE(4, 4, 1, 2, 2, 4, 0)};
 #endif
 }
 

@@ -31,7 +31,8 @@ static variant wide_variant(const shape &s) {
                        wide_job<rope_source> job = {};
                        job.source = source_of(a, a.heads + a.kv_heads, 0);
                        job.at[0] = static_cast<uint16_t *>(a.qkv), job.rows = s.rows, job.columns = s.qkv();
-                       return [job](cudaStream_t stream) { return wide_launch<rope_source, THREADS, ROWS>(job, stream); };
+                       return
+                           [job](cudaStream_t stream) { return wide_launch<rope_source, THREADS, ROWS>(job, stream); };
                    },
                    false};
 }
@@ -63,11 +64,27 @@ void sweep_rope(sweep &to, const shape &s) {
         return [a](cudaStream_t stream) { return qe_cuda_rope_backward_quantize(&a, stream); };
     });
     to.run("rope_backward_quantize", s, 4.0 * s.rows * s.qkv(),
-           {library, TILE_PART(8, 8, 2, 4, 1, 8, 0, WRITE_ROWS), TILE_PART(8, 8, 2, 4, 1, 8, 0, WRITE_COLUMNS),
-            TILE(8, 8, 2, 4, 1, 4, 0), TILE(8, 8, 2, 4, 1, 2, 0), TILE(8, 8, 1, 4, 1, 4, 0), TILE(8, 8, 1, 4, 1, 4, 4), TILE(8, 8, 1, 4, 1, 4, 5),
-            TILE_BAND(8, 8, 2, 4, 1, 4, 0, 4), TILE_BAND(8, 8, 2, 4, 1, 4, 0, 16), TILE_BAND(8, 8, 1, 4, 1, 4, 5, 4),
-            TILE(8, 4, 2, 4, 1, 4, 0), TILE(8, 4, 1, 4, 1, 4, 5), TILE(8, 4, 1, 4, 1, 2, 5), TILE(8, 4, 2, 2, 2, 4, 0),
-            TILE(8, 8, 1, 2, 2, 4, 5), TILE(16, 8, 1, 4, 1, 4, 0), TILE(4, 4, 1, 4, 1, 4, 0), TILE(4, 4, 1, 4, 1, 4, 8),
-            TILE(4, 4, 1, 4, 2, 4, 4), TILE(4, 8, 1, 4, 1, 8, 8), TILE(4, 8, 1, 4, 2, 8, 4)});
+           {library,
+            TILE_PART(8, 8, 2, 4, 1, 8, 0, WRITE_ROWS),
+            TILE_PART(8, 8, 2, 4, 1, 8, 0, WRITE_COLUMNS),
+            TILE(8, 8, 2, 4, 1, 4, 0),
+            TILE(8, 8, 2, 4, 1, 2, 0),
+            TILE(8, 8, 1, 4, 1, 4, 0),
+            TILE(8, 8, 1, 4, 1, 4, 4),
+            TILE(8, 8, 1, 4, 1, 4, 5),
+            TILE_BAND(8, 8, 2, 4, 1, 4, 0, 4),
+            TILE_BAND(8, 8, 2, 4, 1, 4, 0, 16),
+            TILE_BAND(8, 8, 1, 4, 1, 4, 5, 4),
+            TILE(8, 4, 2, 4, 1, 4, 0),
+            TILE(8, 4, 1, 4, 1, 4, 5),
+            TILE(8, 4, 1, 4, 1, 2, 5),
+            TILE(8, 4, 2, 2, 2, 4, 0),
+            TILE(8, 8, 1, 2, 2, 4, 5),
+            TILE(16, 8, 1, 4, 1, 4, 0),
+            TILE(4, 4, 1, 4, 1, 4, 0),
+            TILE(4, 4, 1, 4, 1, 4, 8),
+            TILE(4, 4, 1, 4, 2, 4, 4),
+            TILE(4, 8, 1, 4, 1, 8, 8),
+            TILE(4, 8, 1, 4, 2, 8, 4)});
     sweep_forward(to, s);
 }

@@ -44,7 +44,8 @@ static variant copy_variant(const char *name, size_t bytes) {
                 return [=](cudaStream_t stream) {
                     const size_t count = bytes / 16;
                     copy_kernel<DEEP, IS_FIRST_OUT>
-                        <<<static_cast<unsigned>((count + 256 * DEEP - 1) / (256 * DEEP)), 256, 0, stream>>>(from, to, count);
+                        <<<static_cast<unsigned>((count + 256 * DEEP - 1) / (256 * DEEP)), 256, 0, stream>>>(from, to,
+                                                                                                             count);
                     return cudaGetLastError() == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
                 };
             },
@@ -56,7 +57,7 @@ static maker copy_maker(size_t bytes) {
         void *from = m.bf16(bytes / 2), *to = m.output<uint8_t>(bytes);
         return [=](cudaStream_t stream) {
             return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess ? QE_OK
-                                                                                                    : QE_ERROR_DEVICE;
+                                                                                                     : QE_ERROR_DEVICE;
         };
     };
 }
@@ -71,8 +72,10 @@ static void time_copies(bench_memory &memory, sweep &to) {
         printf("copy of %zu MB launched one by one: %.2f us, %.3f TB/s\n", mib, time_eager(launches),
                2.0 * static_cast<double>(bytes) / time_eager(launches) * 1e-6);
         to.run("copy", none, 2.0 * static_cast<double>(bytes),
-               {{"memcpy node", copy_maker(bytes), false}, copy_variant<2, false>("kernel of 2", bytes),
-                copy_variant<4, false>("kernel of 4", bytes), copy_variant<8, false>("kernel of 8", bytes),
+               {{"memcpy node", copy_maker(bytes), false},
+                copy_variant<2, false>("kernel of 2", bytes),
+                copy_variant<4, false>("kernel of 4", bytes),
+                copy_variant<8, false>("kernel of 8", bytes),
                 copy_variant<4, true>("kernel of 4, streaming", bytes)});
     }
 }
@@ -118,8 +121,12 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*run)(sweep &, const shape &);
-    } ops[] = {{"norm", sweep_norm}, {"norm_backward", sweep_norm_backward}, {"rope", sweep_rope},
-               {"quantize", sweep_quantize}, {"weight", sweep_weight}, {"swiglu", sweep_swiglu},
+    } ops[] = {{"norm", sweep_norm},
+               {"norm_backward", sweep_norm_backward},
+               {"rope", sweep_rope},
+               {"quantize", sweep_quantize},
+               {"weight", sweep_weight},
+               {"swiglu", sweep_swiglu},
                {"swiglu_backward", sweep_swiglu_backward}};
     for (const auto &op : ops)
         for (const shape &s : SHAPES)

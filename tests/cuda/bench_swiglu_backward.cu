@@ -18,10 +18,26 @@ void sweep_swiglu_backward(sweep &to, const shape &s) {
         return [a](cudaStream_t stream) { return qe_cuda_swiglu_backward_quantize(&a, stream); };
     });
     to.run("swiglu_backward_quantize", s, 10.0 * static_cast<double>(count),
-           {library, TILE_PART(8, 4, 1, 2, 2, 4, 0, WRITE_ROWS), TILE_PART(8, 4, 1, 2, 2, 4, 0, WRITE_COLUMNS),
-            TILE(8, 4, 1, 2, 2, 2, 0), TILE(8, 4, 1, 2, 2, 1, 0), TILE_BAND(8, 4, 1, 2, 2, 4, 0, 4),
-            TILE_BAND(8, 4, 1, 2, 2, 4, 0, 16), TILE_BAND(8, 4, 1, 2, 2, 4, 0, 64), TILE(8, 4, 1, 2, 2, 4, 4), TILE(8, 4, 1, 2, 2, 4, 5),
-            TILE(8, 4, 2, 2, 2, 4, 0), TILE(8, 8, 1, 2, 2, 4, 0), TILE(8, 8, 1, 2, 2, 2, 0), TILE(8, 8, 1, 2, 2, 4, 5),
-            TILE(16, 8, 1, 2, 2, 4, 0), TILE(16, 4, 1, 2, 2, 4, 0), TILE(8, 4, 1, 4, 1, 4, 0), TILE(8, 4, 1, 1, 2, 4, 0),
-            TILE(8, 4, 1, 4, 2, 4, 0), TILE(4, 4, 1, 4, 1, 4, 0), TILE(4, 4, 1, 2, 2, 4, 0), TILE(4, 4, 1, 2, 2, 4, 7)});
+           {library,
+            TILE_PART(8, 4, 1, 2, 2, 4, 0, WRITE_ROWS),
+            TILE_PART(8, 4, 1, 2, 2, 4, 0, WRITE_COLUMNS),
+            TILE(8, 4, 1, 2, 2, 2, 0),
+            TILE(8, 4, 1, 2, 2, 1, 0),
+            TILE_BAND(8, 4, 1, 2, 2, 4, 0, 4),
+            TILE_BAND(8, 4, 1, 2, 2, 4, 0, 16),
+            TILE_BAND(8, 4, 1, 2, 2, 4, 0, 64),
+            TILE(8, 4, 1, 2, 2, 4, 4),
+            TILE(8, 4, 1, 2, 2, 4, 5),
+            TILE(8, 4, 2, 2, 2, 4, 0),
+            TILE(8, 8, 1, 2, 2, 4, 0),
+            TILE(8, 8, 1, 2, 2, 2, 0),
+            TILE(8, 8, 1, 2, 2, 4, 5),
+            TILE(16, 8, 1, 2, 2, 4, 0),
+            TILE(16, 4, 1, 2, 2, 4, 0),
+            TILE(8, 4, 1, 4, 1, 4, 0),
+            TILE(8, 4, 1, 1, 2, 4, 0),
+            TILE(8, 4, 1, 4, 2, 4, 0),
+            TILE(4, 4, 1, 4, 1, 4, 0),
+            TILE(4, 4, 1, 2, 2, 4, 0),
+            TILE(4, 4, 1, 2, 2, 4, 7)});
 }

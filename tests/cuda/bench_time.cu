@@ -19,8 +19,8 @@ static __global__ void checksum_kernel(const uint32_t *words, size_t count, unsi
     unsigned long long own = 0;
     for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count;
          i += static_cast<size_t>(blockDim.x) * gridDim.x) {
-        unsigned long long h = (static_cast<unsigned long long>(words[i]) << 32 | static_cast<uint32_t>(i)) *
-                               0x9E3779B97F4A7C15ull;
+        unsigned long long h =
+            (static_cast<unsigned long long>(words[i]) << 32 | static_cast<uint32_t>(i)) * 0x9E3779B97F4A7C15ull;
         h ^= h >> 29, h *= 0xBF58476D1CE4E5B9ull;
         own += h ^ h >> 32;
     }
@@ -110,7 +110,8 @@ double time_launches(const std::vector<launcher> &launches) {
     for (; nodes < NODES_MIN; nodes += launches.size()) launch_all(launches, stream);
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&executable, graph, 0));
-    const double us = time_between(stream, static_cast<double>(nodes), [&] { MUST(cudaGraphLaunch(executable, stream)); });
+    const double us =
+        time_between(stream, static_cast<double>(nodes), [&] { MUST(cudaGraphLaunch(executable, stream)); });
     MUST(cudaGraphExecDestroy(executable));
     MUST(cudaGraphDestroy(graph));
     MUST(cudaStreamDestroy(stream));

@@ -23,8 +23,8 @@ __device__ void fault_keep(const qe_args_guard &args, uint32_t entry, uint64_t f
     fault->found = found;
 }
 
-/* One warp and a word per lane, where that is enough: no barrier of a block, and the address and what is expected of the
- * word are under way together. */
+/* One warp and a word per lane, where that is enough: no barrier of a block, and the address and what is expected of
+ * the word are under way together. */
 __global__ void __launch_bounds__(QE_CUDA_WARP) guard_few(const __grid_constant__ qe_args_guard args) {
     const uint32_t i = threadIdx.x < args.count ? threadIdx.x : 0;
     const uint64_t *word = args.words[i];

@@ -109,7 +109,7 @@ KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32) norm_kernel(const __grid_c
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale_of(job.scale));
 }
 
-/* --- rows in shared memory ----------------------------------------------------------------------------------------- */
+/* --- rows in shared memory ---------------------------------------------------------------------------------------- */
 
 /* Sized for the largest block; a launch asks for what it needs. */
 template <int ROWS>

@@ -1,4 +1,5 @@
-/* norm_backward.cuh - the kernels of norm_backward.cu for rows that a cluster holds, in registers or in shared memory. */
+/* norm_backward.cuh - the kernels of norm_backward.cu for rows that a cluster holds, in registers or in shared
+ * memory. */
 #ifndef QE_CUDA_NORM_BACKWARD_CUH
 #define QE_CUDA_NORM_BACKWARD_CUH
 
@@ -177,7 +178,7 @@ KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32)
     if (blockIdx.x == 0 && group == 0 && threadIdx.x == 0) write_words(job.words, scale);
 }
 
-/* --- rows in shared memory ----------------------------------------------------------------------------------------- */
+/* --- rows in shared memory ---------------------------------------------------------------------------------------- */
 
 /* Sized for the largest block; a launch asks for what it needs. */
 template <int ROWS>
