@@ -2,8 +2,8 @@
  *
  *   bench_sweep [op ...]   all, or of: copy quantize weight swiglu swiglu_backward rope norm norm_backward
  *
- * Prints a line per op, shape and variant, then the best of each. Every variant's outputs are compared with those of the
- * library. Exit status: 0, 1 when bytes differed or the device failed. */
+ * Prints a line per op, shape and variant, then the best of each. Every variant's outputs are compared with those of
+ * the library. Exit status: 0, 1 when bytes differed or the device failed. */
 #include <string.h>
 
 #include "bench_time.h"

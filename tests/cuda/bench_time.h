@@ -2,7 +2,7 @@
 #ifndef QE_TESTS_CUDA_BENCH_TIME_H
 #define QE_TESTS_CUDA_BENCH_TIME_H
 
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 
 #include <functional>
 #include <string>

@@ -113,8 +113,8 @@ struct lane_place {
 
 /* One thread takes ROWS rows of eight units; one warp ACROSS threads side by side, 32 / ACROSS below each other; one
  * block WARPS_X by WARPS_Y warps, BLOCKS of which a multiprocessor should hold (0: as many as the compiler sees fit; 1
- * would tell it that registers do not matter). AHEAD groups of four rows are under way from memory. Threads meet for the
- * amax alone: no barrier, no shared memory. */
+ * would tell it that registers do not matter). AHEAD groups of four rows are under way from memory. Threads meet for
+ * the amax alone: no barrier, no shared memory. */
 template <int FORMAT_, int ROWS_, int ACROSS_, int AHEAD_, int WARPS_X_, int WARPS_Y_, int NEAR_ = ACROSS_,
           int BLOCKS_ = 0>
 struct tile_shape {
