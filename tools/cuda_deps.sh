@@ -1,6 +1,7 @@
 #!/bin/sh
-# Fetches the headers that the cuda backend is compiled with and that no CUDA toolkit holds: cudnn-frontend's, and
-# cuDNN's where they are not beside the toolkit's. Only files below the folder given are written; nothing is installed.
+# Fetches the headers that the cuda backend is compiled with and that no CUDA toolkit holds: cudnn-frontend's, CUTLASS's
+# (without which it is built, with fewer kernels), and cuDNN's where they are not beside the toolkit's. Only files below
+# the folder given are written; nothing is installed.
 #
 #   tools/cuda_deps.sh [FOLDER]     (default: build/cuda-deps)
 set -eu
@@ -9,12 +10,13 @@ folder=${1:-build/cuda-deps}
 # Tried together: the frontend with libraries 9.14 and 9.19. Plans and so bits depend on the versions.
 frontend="nvidia-cudnn-frontend==1.32.0"
 cudnn="nvidia-cudnn-cu13==9.19.0.56"
+cutlass="nvidia-cutlass==4.2.0.0"
 
 say() { echo "cuda_deps: $*"; }
 
-# fetch PACKAGE FOLDER-IN-THE-WHEEL HEADER: the wheel's headers to $folder/HEADER's stem
+# fetch PACKAGE FOLDER-IN-THE-WHEEL HEADER [FOLDER]: the wheel's headers to $folder/FOLDER, else HEADER's stem
 fetch() {
-    to="$folder/$(basename "$3" .h)"
+    to="$folder/${4:-$(basename "$3" .h)}"
     if [ -f "$to/$3" ]; then
         say "$to/$3 is there"
         return
@@ -41,6 +43,8 @@ UNPACK
 command -v python3 >/dev/null 2>&1 || { say "python3 with pip is needed"; exit 1; }
 mkdir -p "$folder"
 fetch "$frontend" include cudnn_frontend.h
+ln -sfn cudnn_frontend "$folder/include" # its headers name each other as "../include/cudnn_frontend_..."
+fetch "$cutlass" cutlass_library/source/include cutlass/cutlass.h cutlass
 toolkit=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
 if [ -f "$toolkit/include/cudnn.h" ] || [ -f /usr/include/cudnn.h ]; then
     say "cuDNN's own headers are beside the toolkit's"

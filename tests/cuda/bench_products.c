@@ -1,7 +1,8 @@
 /* bench_products - is every form of matrix product and attention right on this GPU, and how fast is it?
  *
- *   bench_products [--only check|time|attention] [--shape 0..3] [--seconds N] [--choices FILE]
+ *   bench_products [--only check|time|attention|weights] [--shape 0..3] [--seconds N] [--choices FILE]
  *
+ * weights: weight gradients of codes, cuBLASLt's fastest against every kernel of CUTLASS; only where it is asked for.
  * Checks compare with sums in double on the host; times are of ops in a graph, on rotating random data, and tell the
  * heuristic's first candidate from the fastest. Exit status 1 where a check failed, 77 without a GPU. */
 #include "cuda/bench_products.h"
@@ -66,6 +67,18 @@ float bench_random(uint64_t seed, uint64_t index) {
     z ^= z >> 31;
     const uint64_t sum = (z & 0xFFFF) + ((z >> 16) & 0xFFFF) + ((z >> 32) & 0xFFFF) + (z >> 48);
     return ((float)sum / 65535.0f - 2.0f) * 1.7320508f;
+}
+
+qe_cuda_gemm *bench_chosen(bench *b, const qe_product *product, const qe_algorithm *algorithm) {
+    qe_cuda_choice choice = {0};
+    qe_cuda_gemm *gemm = NULL;
+    qe_error error = {0};
+    qe_product_key(product, choice.key);
+    memcpy(choice.words, algorithm->words, sizeof choice.words);
+    if (qe_cuda_gemm_create(&gemm, &error) == QE_OK && qe_cuda_gemm_choose(gemm, &choice, &error) == QE_OK) return gemm;
+    bench_fail(b, "%s: %s", choice.key, error.message);
+    qe_cuda_gemm_destroy(gemm);
+    return NULL;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
@@ -195,10 +208,12 @@ static int bench_open(bench *b) {
     }
     if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess ||
         cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking) != cudaSuccess ||
-        qe_cuda_gemm_create(&b->first, &error) != QE_OK || qe_cuda_gemm_create(&b->tuned, &error) != QE_OK) {
+        qe_cuda_gemm_create(&b->first, &error) != QE_OK || qe_cuda_gemm_create(&b->tuned, &error) != QE_OK ||
+        qe_cuda_gemm_create(&b->lt, &error) != QE_OK) {
         printf("FAIL: opening the device: %s\n", error.message);
         return 1;
     }
+    qe_cuda_gemm_lt_only(b->lt);
     printf("%s, %d.%d, %s\n", properties.name, properties.major, properties.minor, qe_cuda_gemm_identity(b->first));
     if (qe_cuda_attention_create(&b->attention, &error) == QE_OK)
         printf("%s\n", qe_cuda_attention_identity(b->attention));
@@ -216,13 +231,15 @@ static void bench_all(bench *b, const choices *chosen) {
     if (b->attention && (!only || strcmp(only, "check") == 0)) bench_check_attention(b);
     if (b->attention && (!only || strcmp(only, "attention") == 0)) bench_time_attention(b, chosen->shape);
     if (!only || strcmp(only, "time") == 0) bench_time_products(b, chosen->shape);
+    if (only && strcmp(only, "weights") == 0) bench_time_weights(b, chosen->shape);
 }
 
 int main(int count, char **words) {
     choices chosen = {.choices_path = "bench_products.choices", .shape = -1, .seconds = 55.0};
     bench b = {.started = bench_now()};
     if (!choices_scan(count, words, &chosen)) {
-        printf("usage: bench_products [--only check|time|attention] [--shape 0..3] [--seconds N] [--choices FILE]\n");
+        printf("usage: bench_products [--only check|time|attention|weights] [--shape 0..3] [--seconds N] "
+               "[--choices FILE]\n");
         return 2;
     }
     b.seconds_max = chosen.seconds;
@@ -230,6 +247,7 @@ int main(int count, char **words) {
     if (opened != 0) return opened;
     bench_all(&b, &chosen);
     qe_cuda_attention_destroy(b.attention);
+    qe_cuda_gemm_destroy(b.lt);
     qe_cuda_gemm_destroy(b.tuned);
     qe_cuda_gemm_destroy(b.first);
     (void)cudaStreamDestroy(b.stream);

@@ -6,10 +6,12 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "backend/cuda/product.h"
 #include "backend/cuda/products.h"
 
 typedef struct bench {
     qe_cuda_gemm *first, *tuned;  /* the heuristic's first candidates; the fastest ones */
+    qe_cuda_gemm *lt;             /* the fastest of cuBLASLt's */
     qe_cuda_attention *attention; /* NULL: no cuDNN */
     cudaStream_t stream;
     uint32_t failures;
@@ -21,6 +23,7 @@ typedef struct runner {
     bench *b;
     qe_cuda_gemm *gemm;
     int tune;
+    const char *name; /* NULL: "tuned" or "first" */
 } runner;
 
 double bench_now(void); /* seconds */
@@ -32,6 +35,9 @@ void bench_fail(bench *b, const char *format, ...) __attribute__((format(printf,
 void *bench_alloc(bench *b, uint64_t bytes);
 void *bench_upload(bench *b, const void *host, uint64_t bytes);
 void bench_free(void *at);
+
+/* Products with one algorithm chosen; NULL where that was refused and the failure said. */
+qe_cuda_gemm *bench_chosen(bench *b, const qe_product *product, const qe_algorithm *algorithm);
 
 /* 1 where it was done, 0 where a failure was said. */
 int bench_prepare(const runner *r, const qe_op *op);
@@ -47,6 +53,7 @@ void bench_check_choices(bench *b, const char *path); /* written, read, honoured
 void bench_check_attention(bench *b); /* against sums in double */
 void bench_time_products(bench *b, int only_shape);
 void bench_time_attention(bench *b, int only_shape);
+void bench_time_weights(bench *b, int only_shape); /* weight gradients: cuBLASLt's best and each kernel of CUTLASS */
 
 /* The layers whose figures are asked for. */
 typedef struct bench_shape {

@@ -212,7 +212,7 @@ static void backward_check(const runner *r, const world *w, int deterministic) {
 void bench_check_attention(bench *b) {
     static const uint32_t cases[][5] = {
         {2, 192, 4, 2, 64}, {2, 192, 4, 2, 128}, {1, 256, 2, 2, 128}, {2, 72, 4, 1, 64}, {2, 50, 4, 2, 32}};
-    const runner r = {b, NULL, 0};
+    const runner r = {b, NULL, 0, NULL};
     printf("attention against sums in double\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         world w;

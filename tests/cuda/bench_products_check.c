@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/cutlass.h"
 #include "cuda/bench_products.h"
 #include "qeffect/fp8.h"
 #include "qeffect/limits.h"
@@ -44,6 +45,9 @@ static const form FORMS[] = {
     {"weight grad split, add", DW, E5, E4, QE_ACCUMULATE_SPLIT, 160, 112, 144, 1, 0, SPLIT},
     {"weight grad fast, add", DW, E5, E4, QE_ACCUMULATE_FAST, 160, 112, 144, 1, 0, FAST},
     {"weight grad split, long", DW, E5, E4, QE_ACCUMULATE_SPLIT, 8192, 64, 64, 1, 0, SPLIT},
+    {"weight grad split, tiles", DW, E5, E4, QE_ACCUMULATE_SPLIT, 400, 528, 784, 1, 0, SPLIT},
+    {"weight grad split, many", DW, E5, E4, QE_ACCUMULATE_SPLIT, 144, 2064, 2192, 1, 0, SPLIT},
+    {"weight grad fast, many", DW, E5, E4, QE_ACCUMULATE_FAST, 144, 2064, 2192, 1, 0, FAST},
     {"weight grad of blocks", DW, E4, E4, QE_ACCUMULATE_SPLIT, 272, 112, 144, 1, 1, WIDE},
     {"bf16 forward", QE_OP_LINEAR, BF, BF, 0, 80, 112, 144, 0, 0, WIDE},
     {"bf16 forward, residual", QE_OP_LINEAR, BF, BF, 0, 80, 112, 144, 1, 0, WIDE},
@@ -260,7 +264,7 @@ static void result_judge(bench *b, const world *w, const runner *r, const void *
         right += w->right[i] * w->right[i];
     }
     printf("  %-24s %-5s relative %.2e, beyond rounding %.1e of the sum of magnitudes (allowed %.1e)\n", w->f->name,
-           r->tune ? "tuned" : "first", sqrt(square / right), worst, w->f->sum_tolerance);
+           r->name ? r->name : r->tune ? "tuned" : "first", sqrt(square / right), worst, w->f->sum_tolerance);
     if (wrong || !(square >= 0.0))
         bench_fail(b, "%s: %llu of %u elements are wrong", w->f->name, (unsigned long long)wrong, w->m * w->n);
 }
@@ -307,20 +311,60 @@ static void form_check(const runner *r, const world *w) {
     free(again);
 }
 
+/* Each kernel that takes it, whether or not tuning would. */
+static void cutlass_check(bench *b, const world *w) {
+    qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
+    qe_product product;
+    if (qe_product_of(&w->op, &product, NULL) != QE_OK) return;
+    const uint32_t count = qe_cutlass_candidates(&product, candidates);
+    for (uint32_t i = 0; i < count; ++i) {
+        char name[QE_CUTLASS_NAME_BYTES];
+        qe_cutlass_name(&candidates[i], name);
+        const runner r = {b, bench_chosen(b, &product, &candidates[i]), 0, name};
+        if (r.gemm) form_check(&r, w);
+        qe_cuda_gemm_destroy(r.gemm);
+    }
+}
+
 void bench_check_products(bench *b) {
-    const runner runners[] = {{b, b->first, 0}, {b, b->tuned, 1}};
+    const runner runners[] = {{b, b->first, 0, NULL}, {b, b->tuned, 1, NULL}};
     printf("products against sums in double\n");
     for (size_t i = 0; i < sizeof FORMS / sizeof FORMS[0]; ++i) {
         world w;
         world_init(b, &w, &FORMS[i]);
-        if (w.result && w.added)
+        if (w.result && w.added) {
             for (int tuned = 0; tuned < 2; ++tuned) form_check(&runners[tuned], &w);
+            cutlass_check(b, &w);
+        }
         world_deinit(&w);
         fflush(stdout);
     }
 }
 
 /* --- choices ------------------------------------------------------------------------------------------------------ */
+
+/* A kernel of another version of CUTLASS, of a tile or a schedule that is not there. */
+static void cutlass_refused(bench *b) {
+    const qe_product product = {.m = 256, .n = 256, .k = 256, .kind = DW, .first = E5, .second = E4,
+                                .first_along = 1, .second_along = 1, .accumulation = QE_ACCUMULATE_SPLIT, .adds = 1};
+    qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
+    if (qe_cutlass_candidates(&product, candidates) == 0) {
+        printf("  this build has no kernels of CUTLASS\n");
+        return;
+    }
+    for (int word = 1; word <= 3; ++word) {
+        qe_cuda_gemm *fresh = NULL;
+        qe_error error = {0};
+        qe_cuda_choice choice = {0};
+        qe_product_key(&product, choice.key);
+        memcpy(choice.words, candidates[0].words, sizeof choice.words);
+        choice.words[word] += 7;
+        if (qe_cuda_gemm_create(&fresh, &error) != QE_OK) return;
+        if (qe_cuda_gemm_choose(fresh, &choice, &error) != QE_ERROR_UNSUPPORTED)
+            bench_fail(b, "a kernel that is not there was taken");
+        qe_cuda_gemm_destroy(fresh);
+    }
+}
 
 static void choices_compare(bench *b, qe_cuda_gemm *read) {
     const qe_cuda_choice *here, *there;
@@ -350,5 +394,6 @@ void bench_check_choices(bench *b, const char *path) {
         bench_fail(b, "choices: %s (line %u)", error.message, error.line);
     else
         choices_compare(b, read);
+    cutlass_refused(b);
     qe_cuda_gemm_destroy(read);
 }

@@ -23,6 +23,7 @@ find_package(CUDAToolkit 13 REQUIRED)
 
 set(cuda_room ${CMAKE_SOURCE_DIR}/src/backend/cuda)
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${cuda_room}/*.c ${cuda_room}/*.cu ${cuda_room}/*.cpp)
+list(FILTER cuda_sources EXCLUDE REGEX "/cutlass_[a-z0-9_]*\\.cu$") # cutlass.cmake adds them where their headers are
 add_library(qeffect_cuda STATIC ${cuda_sources})
 set_target_properties(qeffect_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 # --fmad=false: a multiply-add is fused only where the source says so, as on the host.
@@ -32,3 +33,4 @@ target_include_directories(qeffect_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIR
 target_link_libraries(qeffect_cuda PUBLIC qeffect qeffect_local
                       PRIVATE CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS} rt)
 include(${CMAKE_SOURCE_DIR}/src/backend/cuda/cudnn.cmake)
+include(${CMAKE_SOURCE_DIR}/src/backend/cuda/cutlass.cmake)

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/algorithm.h"
 #include "backend/cuda/choices.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/lt.h"
 #include "backend/cuda/product_kernels.h"
 #include "backend/cuda/products.h"
 #include "backend/cuda/tune.h"
@@ -14,7 +14,7 @@
 
 enum { IDENTITY_BYTES = 64, PLANS_FIRST = 16 };
 
-QE_STATIC_ASSERT(sizeof(cublasLtMatmulAlgo_t) == sizeof((qe_cuda_choice *)0)->words, "an algorithm is eight words");
+QE_STATIC_ASSERT(sizeof(qe_algorithm) == sizeof((qe_cuda_choice *)0)->words, "an algorithm is a choice's words");
 QE_STATIC_ASSERT(QE_PRODUCT_KEY_BYTES == sizeof((qe_cuda_choice *)0)->key, "keys fit");
 
 typedef struct plan {
@@ -31,9 +31,9 @@ typedef struct wide_block {
 } wide_block;
 
 struct qe_cuda_gemm {
-    cublasLtHandle_t handle;
-    void *workspace;
-    cudaStream_t stream; /* tuning's own */
+    qe_solver solver;
+    qe_families families; /* whose candidates tuning tries */
+    cudaStream_t stream;  /* tuning's own */
     wide_block *wide;    /* the largest first; smaller ones live on, because graphs may name them */
     plan *plans;         /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
@@ -53,13 +53,13 @@ qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out) {
     qe_cuda_gemm *gemm = calloc(1, sizeof *gemm);
     qe_status status = QE_OK;
     if (!gemm) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for matrix products");
-    const cublasStatus_t opened = cublasLtCreate(&gemm->handle);
+    const cublasStatus_t opened = cublasLtCreate(&gemm->solver.handle);
     if (opened != CUBLAS_STATUS_SUCCESS) {
-        gemm->handle = NULL;
+        gemm->solver.handle = NULL;
         status = qe_lt_error(opened, "opening the library", error_out);
         goto failed;
     }
-    cudaError_t device = cudaMalloc(&gemm->workspace, QE_LT_WORKSPACE_BYTES);
+    cudaError_t device = cudaMalloc(&gemm->solver.workspace, QE_LT_WORKSPACE_BYTES);
     if (device == cudaSuccess) device = cudaStreamCreateWithFlags(&gemm->stream, cudaStreamNonBlocking);
     if (device != cudaSuccess) {
         status = qe_lt_device_error(device, "workspace of matrix products", error_out);
@@ -86,12 +86,14 @@ void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm) {
         free(block);
     }
     if (gemm->stream) (void)cudaStreamDestroy(gemm->stream);
-    (void)cudaFree(gemm->workspace);
-    if (gemm->handle) (void)cublasLtDestroy(gemm->handle);
+    (void)cudaFree(gemm->solver.workspace);
+    if (gemm->solver.handle) (void)cublasLtDestroy(gemm->solver.handle);
     free(gemm->plans);
     free(gemm->choices);
     free(gemm);
 }
+
+void qe_cuda_gemm_lt_only(qe_cuda_gemm *gemm) { gemm->families = QE_FAMILIES_LT; }
 
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm) { return gemm->identity; }
 
@@ -126,39 +128,41 @@ static qe_status room_for_one(qe_cuda_gemm *gemm, qe_error *error_out) {
 
 /* The caller has made room; the problem changes hands. */
 static plan *plan_add(qe_cuda_gemm *gemm, const qe_product *product, const qe_lt_problem *problem,
-                      const cublasLtMatmulAlgo_t *algorithm, uint64_t workspace_bytes) {
+                      const qe_algorithm *algorithm, uint64_t workspace_bytes) {
     QE_ASSERT(gemm->count < gemm->capacity);
     plan *p = &gemm->plans[gemm->count];
     qe_cuda_choice *choice = &gemm->choices[gemm->count++];
     *p = (plan){.product = *product, .problem = *problem};
     memset(choice, 0, sizeof *choice);
     qe_product_key(product, choice->key);
-    memcpy(choice->words, algorithm, sizeof choice->words);
+    memcpy(choice->words, algorithm->words, sizeof choice->words);
     choice->workspace_bytes = workspace_bytes;
     return p;
 }
 
 /* Index of the candidate to take: the fastest, or the heuristic's first. */
 static qe_status pick(const qe_cuda_gemm *gemm, const qe_product *product, const qe_lt_problem *problem,
-                      const cublasLtMatmulAlgo_t *candidates, uint32_t count, int tune, uint32_t *index_out,
+                      const qe_algorithm *candidates, uint32_t count, int tune, uint32_t *index_out,
                       qe_error *error_out) {
     *index_out = 0;
     if (!tune || count == 1) return QE_OK;
-    const qe_tune request = {.handle = gemm->handle, .product = product, .problem = problem, .candidates = candidates,
-                             .count = count, .workspace = gemm->workspace, .stream = gemm->stream};
+    const qe_tune request = {.solver = &gemm->solver, .product = product, .problem = problem, .candidates = candidates,
+                             .count = count, .stream = gemm->stream};
     return qe_tune_best(&request, index_out, error_out);
 }
 
 static qe_status plan_choose(qe_cuda_gemm *gemm, const qe_product *product, int tune, qe_error *error_out) {
-    cublasLtMatmulAlgo_t candidates[QE_LT_CANDIDATES_MAX];
+    qe_algorithm candidates[QE_ALGORITHMS_MAX];
     qe_lt_problem problem;
     uint32_t count, index = 0;
     uint64_t bytes;
     QE_TRY(room_for_one(gemm, error_out));
     QE_TRY(qe_lt_problem_create(product, &problem, error_out));
-    qe_status status = qe_lt_candidates(gemm->handle, product, &problem, candidates, &count, error_out);
+    qe_status status = qe_algorithm_candidates(&gemm->solver, product, &problem, gemm->families, candidates, &count,
+                                               error_out);
     if (status == QE_OK) status = pick(gemm, product, &problem, candidates, count, tune, &index, error_out);
-    if (status == QE_OK) status = qe_lt_check(gemm->handle, &problem, &candidates[index], &bytes, error_out);
+    if (status == QE_OK)
+        status = qe_algorithm_check(&gemm->solver, product, &problem, &candidates[index], &bytes, error_out);
     if (status != QE_OK)
         qe_lt_problem_destroy(&problem);
     else
@@ -168,17 +172,15 @@ static qe_status plan_choose(qe_cuda_gemm *gemm, const qe_product *product, int 
 
 static qe_status plan_launch(const qe_cuda_gemm *gemm, plan *p, const qe_product_data *data, cudaStream_t stream,
                              qe_error *error_out) {
-    cublasLtMatmulAlgo_t algorithm;
-    memcpy(&algorithm, choice_of(gemm, p)->words, sizeof algorithm);
-    const qe_lt_run run = {&algorithm, gemm->workspace, stream};
-    const cublasStatus_t status = qe_lt_launch(gemm->handle, &p->product, &p->problem, data, &run);
-    return status == CUBLAS_STATUS_SUCCESS ? QE_OK : qe_lt_error(status, choice_of(gemm, p)->key, error_out);
+    qe_algorithm algorithm;
+    memcpy(algorithm.words, choice_of(gemm, p)->words, sizeof algorithm.words);
+    return qe_algorithm_launch(&gemm->solver, &p->product, &p->problem, data, &algorithm, stream, error_out);
 }
 
 /* Kernels are loaded when they are first used, which may not happen inside somebody's capture. So they are used here:
  * captured into a graph that never runs, on whatever addresses. */
 static qe_status plan_load(const qe_cuda_gemm *gemm, plan *p, qe_error *error_out) {
-    float *const anything = gemm->workspace;
+    float *const anything = gemm->solver.workspace;
     const qe_product_data data = {anything, anything, anything, anything, anything, anything, 0.0f};
     cudaGraph_t graph = NULL;
     if (p->loaded) return QE_OK;
@@ -222,7 +224,7 @@ qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe
 qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, qe_error *error_out) {
     qe_product product;
     qe_lt_problem problem;
-    cublasLtMatmulAlgo_t algorithm;
+    qe_algorithm algorithm;
     uint64_t bytes;
     QE_TRY(qe_product_parse(choice->key, &product, error_out));
     const plan *chosen = plan_find(gemm, &product);
@@ -231,9 +233,9 @@ qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, 
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared",
                             "%s has another algorithm already", choice->key);
     QE_TRY(room_for_one(gemm, error_out));
-    memcpy(&algorithm, choice->words, sizeof algorithm);
+    memcpy(algorithm.words, choice->words, sizeof algorithm.words);
     QE_TRY(qe_lt_problem_create(&product, &problem, error_out));
-    const qe_status status = qe_lt_check(gemm->handle, &problem, &algorithm, &bytes, error_out);
+    const qe_status status = qe_algorithm_check(&gemm->solver, &product, &problem, &algorithm, &bytes, error_out);
     if (status != QE_OK)
         qe_lt_problem_destroy(&problem);
     else

@@ -35,6 +35,11 @@ typedef struct qe_product_data {
     float beta;                              /* 0: `added` is not read */
 } qe_product_data;
 
+/* An algorithm for a product, as a file of choices keeps it: cublasLtMatmulAlgo_t, or cutlass.h's. */
+typedef struct qe_algorithm {
+    uint64_t words[8];
+} qe_algorithm;
+
 /* Requires:   op is a linear, input or weight gradient op.
  * On failure: QE_ERROR_UNSUPPORTED, in words, for what no matrix unit takes (two E5M2 operands; 8-bit operands that
  *             do not lie along k, or whose sizes are no multiples of 16); QE_ERROR_ARGUMENT for another op. */

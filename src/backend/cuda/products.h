@@ -1,5 +1,5 @@
-/* products.h - matrix products (cuBLASLt) and attention (cuDNN): what needs a library, a choice of algorithm and
- * workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
+/* products.h - matrix products (cuBLASLt, CUTLASS) and attention (cuDNN): what needs a library, a choice of algorithm
+ * and workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_PRODUCTS_H
 #define QE_CUDA_PRODUCTS_H
@@ -20,7 +20,7 @@ typedef struct qe_cuda_gemm qe_cuda_gemm;
 /* One choice, in a form that can be kept in a file and honoured or refused later. */
 typedef struct qe_cuda_choice {
     char key[96];      /* kind, shape, formats, accumulation, beta: "linear m2048 n6144 k4096 e4m3 e4m3 fast" */
-    uint64_t words[8]; /* cublasLtMatmulAlgo_t */
+    uint64_t words[8]; /* qe_algorithm: cublasLtMatmulAlgo_t, or a kernel of CUTLASS */
     uint64_t workspace_bytes;
 } qe_cuda_choice;
 
@@ -39,6 +39,8 @@ qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, 
  * beside, then renamed. */
 qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
 qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
+/* Tuning tries cuBLASLt's candidates alone from now on: to compare the two. */
+void qe_cuda_gemm_lt_only(qe_cuda_gemm *gemm);
 /* "cuBLASLt 13.1.0" */
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
 

@@ -37,7 +37,7 @@ typedef struct world {
     uint32_t *differs; /* [1] on the device */
     float *scale;      /* [1] on the device */
     cudaEvent_t begin, end;
-    candidate candidates[QE_LT_CANDIDATES_MAX];
+    candidate candidates[QE_ALGORITHMS_MAX];
 } world;
 
 typedef struct extent {
@@ -121,9 +121,10 @@ static qe_status world_fill(const world *w) {
     return QE_OK;
 }
 
-static cublasStatus_t launch(const world *w, uint32_t index, const qe_product_data *data) {
-    const qe_lt_run run = {&w->tune->candidates[index], w->tune->workspace, w->tune->stream};
-    return qe_lt_launch(w->tune->handle, w->tune->product, w->tune->problem, data, &run);
+static qe_status launch(const world *w, uint32_t index, const qe_product_data *data) {
+    const qe_tune *tune = w->tune;
+    return qe_algorithm_launch(tune->solver, tune->product, tune->problem, data, &tune->candidates[index],
+                               tune->stream, NULL);
 }
 
 /* Milliseconds between what `begin` and `end` were recorded around. */
@@ -138,16 +139,16 @@ static float elapsed(const world *w) {
 static qe_status estimate(world *w, uint32_t index) {
     candidate *c = &w->candidates[index];
     c->estimate = -1.0f;
-    if (launch(w, index, &w->data[0]) != CUBLAS_STATUS_SUCCESS) {
+    if (launch(w, index, &w->data[0]) != QE_OK) {
         (void)cudaGetLastError();
         return QE_OK;
     }
     (void)cudaEventRecord(w->begin, w->tune->stream);
-    const cublasStatus_t status = launch(w, index, &w->data[w->sets - 1]);
+    const qe_status status = launch(w, index, &w->data[w->sets - 1]);
     (void)cudaEventRecord(w->end, w->tune->stream);
     const float milliseconds = elapsed(w);
     if (milliseconds < 0.0f) return QE_ERROR_DEVICE;
-    if (status == CUBLAS_STATUS_SUCCESS) c->estimate = milliseconds;
+    if (status == QE_OK) c->estimate = milliseconds;
     return QE_OK;
 }
 
@@ -165,7 +166,7 @@ static cudaGraph_t burst_capture(const world *w, uint32_t index) {
     int launched = 1;
     if (cudaStreamBeginCapture(w->tune->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) return NULL;
     for (uint32_t i = 0; i < w->burst && launched; ++i)
-        launched = launch(w, index, &w->data[i % w->sets]) == CUBLAS_STATUS_SUCCESS;
+        launched = launch(w, index, &w->data[i % w->sets]) == QE_OK;
     if (cudaStreamEndCapture(w->tune->stream, &graph) == cudaSuccess && launched) return graph;
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaGetLastError();
@@ -264,8 +265,8 @@ static qe_status reproduces(const world *w, uint32_t index, int *same_out) {
     if (cudaMemsetAsync(w->differs, 0, sizeof *w->differs, stream) != cudaSuccess) return QE_ERROR_DEVICE;
     QE_TRY(qe_cuda_random(format, one.result, count, 1, stream));
     QE_TRY(qe_cuda_random(format, other.result, count, 1, stream));
-    if (launch(w, index, &one) != CUBLAS_STATUS_SUCCESS) return QE_ERROR_DEVICE;
-    if (launch(w, index, &other) != CUBLAS_STATUS_SUCCESS) return QE_ERROR_DEVICE;
+    if (launch(w, index, &one) != QE_OK) return QE_ERROR_DEVICE;
+    if (launch(w, index, &other) != QE_OK) return QE_ERROR_DEVICE;
     QE_TRY(qe_cuda_compare(one.result, other.result, count * qe_format_bytes(format), w->differs, stream));
     if (cudaMemcpyAsync(&differs, w->differs, sizeof differs, cudaMemcpyDeviceToHost, stream) != cudaSuccess ||
         cudaStreamSynchronize(stream) != cudaSuccess)
@@ -317,7 +318,7 @@ qe_status qe_tune_best(const qe_tune *tune, uint32_t *best_out, qe_error *error_
     world *w = calloc(1, sizeof *w);
     qe_status status = QE_ERROR_DEVICE;
     if (!w) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to tune with");
-    QE_ASSERT(tune->count >= 1 && tune->count <= QE_LT_CANDIDATES_MAX);
+    QE_ASSERT(tune->count >= 1 && tune->count <= QE_ALGORITHMS_MAX);
     w->tune = tune;
     world_measure(w);
     status = world_allocate(w, error_out);

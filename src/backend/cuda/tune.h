@@ -2,15 +2,14 @@
 #ifndef QE_CUDA_TUNE_H
 #define QE_CUDA_TUNE_H
 
-#include "backend/cuda/lt.h"
+#include "backend/cuda/algorithm.h"
 
 typedef struct qe_tune {
-    cublasLtHandle_t handle;
+    const qe_solver *solver;
     const qe_product *product;
     const qe_lt_problem *problem;
-    const cublasLtMatmulAlgo_t *candidates;
-    uint32_t count;      /* 1..QE_LT_CANDIDATES_MAX */
-    void *workspace;     /* [QE_LT_WORKSPACE_BYTES] */
+    const qe_algorithm *candidates;
+    uint32_t count;      /* 1..QE_ALGORITHMS_MAX */
     cudaStream_t stream; /* nothing else runs on it */
 } qe_tune;
 
