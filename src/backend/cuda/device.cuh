@@ -36,8 +36,8 @@ DEVICE uint4 load_once(const void *at) {
 }
 #endif
 
-/* 16 bytes on their way into shared memory, where the thread that asked finds them after copy_wait. copy_commit closes a
- * group; copy_wait<N> waits until at most the last N groups are still under way. */
+/* 16 bytes on their way into shared memory, where the thread that asked finds them after copy_wait.
+ * copy_commit closes a group; copy_wait<N> waits until at most the last N groups are still under way. */
 DEVICE void copy_ahead(void *to, const void *at) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
