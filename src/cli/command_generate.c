@@ -79,8 +79,9 @@ static qe_status next_logits(qe_session *session, const int32_t *text, size_t le
     return QE_OK;
 }
 
+/* last_logits: [vocab] what the last token was drawn from. */
 static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, size_t given, size_t total, int echo,
-                               qe_observed *observed, qe_step_result *result, qe_error *error) {
+                               float *last_logits, qe_observed *observed, qe_step_result *result, qe_error *error) {
     const qe_settings_model *m = &session->settings.model;
     float *window = malloc((size_t)m->sequence * m->vocab * sizeof *window);
     candidate *scratch = malloc(m->vocab * sizeof *scratch);
@@ -92,6 +93,7 @@ static qe_status continue_text(qe_session *session, sampler *s, int32_t *text, s
         if (status != QE_OK) break;
         qe_observed_note(observed, session, "generation", length - given + 1, result);
         text[length] = sample(s, logits, scratch);
+        memcpy(last_logits, logits, m->vocab * sizeof *logits);
         if (!echo) continue;
         if (m->vocab == 256)
             putchar(text[length]);
@@ -113,7 +115,7 @@ static int parse_temperature(qe_cli *cli, double *temperature_out) {
 }
 
 static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, size_t given, size_t total,
-                        uint32_t vocab) {
+                        const float *last_logits, uint32_t vocab) {
     if (!cli->json) {
         putchar('\n');
         return QE_EXIT_OK;
@@ -128,6 +130,9 @@ static int print_result(qe_cli *cli, const char *prompt, const int32_t *text, si
     json_t *string = vocab == 256 && bytes != NULL ? json_string(bytes) : NULL; /* NULL where the bytes are not UTF-8 */
     if (string != NULL) json_object_set_new(document, "text", string);
     free(bytes);
+    json_t *logits = json_array();
+    for (uint32_t i = 0; i < vocab; i++) json_array_append_new(logits, json_real((double)last_logits[i]));
+    json_object_set_new(document, "last_logits", logits);
     return qe_cli_json(document, QE_EXIT_OK);
 }
 
@@ -143,17 +148,23 @@ static int generate(qe_cli *cli, qe_session *session, sampler *s, const char *pr
     qe_error error = {0};
     size_t given = strlen(prompt), total = given + count;
     int32_t *text = calloc(total, sizeof *text);
-    if (text == NULL) return qe_cli_usage(cli, "--tokens: no memory for %zu tokens", count);
+    float *logits = calloc(s->vocab, sizeof *logits);
+    if (text == NULL || logits == NULL) {
+        free(text);
+        free(logits);
+        return qe_cli_usage(cli, "--tokens: no memory for %zu tokens", count);
+    }
     for (size_t i = 0; i < given; i++) text[i] = (unsigned char)prompt[i];
     if (!cli->json) fputs(prompt, stdout);
     qe_observed observed = {0};
     qe_step_result result;
-    qe_status status = continue_text(session, s, text, given, total, !cli->json, &observed, &result, &error);
-    int exit_status = status == QE_OK         ? print_result(cli, prompt, text, given, total, s->vocab)
+    qe_status status = continue_text(session, s, text, given, total, !cli->json, logits, &observed, &result, &error);
+    int exit_status = status == QE_OK         ? print_result(cli, prompt, text, given, total, logits, s->vocab)
                       : status == QE_CONTRACT ? refuse(cli, session, &result)
                                               : qe_cli_error(cli, &error);
     qe_observed_print(&observed, session, cli->program);
     free(text);
+    free(logits);
     return exit_status;
 }
 

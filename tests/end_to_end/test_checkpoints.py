@@ -318,7 +318,9 @@ with safe_open(batches, framework="pt") as file:
 with torch.no_grad():
     logits = model(tokens).logits
 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-print(json.dumps({"tensors": count, "loss": loss.item()}))
+with torch.no_grad():
+    last = model(torch.tensor([list(b"In the beginning")])).logits[0, -1]
+print(json.dumps({"tensors": count, "loss": loss.item(), "logits": last.tolist()}))
 """
 
 
@@ -356,7 +358,7 @@ class Peers(Case):
     def path(self, *names):
         return os.path.join(self.folder, *names)
 
-    def test_transformers_computes_the_loss_that_the_next_step_prints(self):
+    def test_transformers_computes_the_loss_that_the_next_step_prints_and_the_logits_of_generate(self):
         python = python_with_transformers()
         if python is None:
             print("skipped: no Python with torch, transformers and safetensors (name one in QE_PEER_PYTHON)")
@@ -375,6 +377,10 @@ class Peers(Case):
         found = json.loads(done.stdout.decode().strip().split("\n")[-1])
         self.assertEqual(found["tensors"], len(self.document("inspect", "run/step-00000003")["tensors"]))
         self.assertAlmostEqual(found["loss"], resumed["loss_curve"][0]["loss"], delta=2e-6)
+        ours = self.document("generate", "run/step-00000003", "--prompt", "In the beginning", "--tokens", "1")
+        self.assertEqual(len(ours["last_logits"]), len(found["logits"]))
+        for mine, theirs in zip(ours["last_logits"], found["logits"]):
+            self.assertAlmostEqual(mine, theirs, delta=1e-5)
 
     def test_scales_that_torch_wrote_as_transformer_engine_lays_them_out_are_taken_over(self):
         python = python_with_transformers()
