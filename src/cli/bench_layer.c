@@ -54,23 +54,31 @@ static qe_status op_graph(qe_layer *layer, uint32_t op, uint32_t turns, qe_graph
     return qe_error_set(error_out, status, NULL, "an op could not be recorded");
 }
 
-static qe_status time_op(qe_layer *layer, uint32_t op, qe_bench_op *out, qe_error *error_out) {
-    enum { TURNS = 32, SAMPLES = 9 };
+/* Microseconds of one of the `turns` that a graph holds; the graph goes. */
+static qe_status time_graph(qe_layer *layer, qe_graph *graph, uint32_t turns, double *us_out, qe_error *error_out) {
+    enum { SAMPLES = 9 };
     double samples[SAMPLES];
-    qe_graph *graph = NULL;
-    const qe_op *first = &layer->set[0].ops[op];
-    QE_TRY(op_graph(layer, op, TURNS, &graph, error_out));
     qe_status status = QE_OK;
     for (int i = -1; status == QE_OK && i < SAMPLES; i++) { /* the first is a warm-up */
         double begin = qe_bench_now();
         status = layer->backend->graph->launch(graph, layer->stream);
         if (status == QE_OK) status = qe_layer_sync(layer, error_out);
-        if (i >= 0) samples[i] = (qe_bench_now() - begin) / TURNS;
+        if (i >= 0) samples[i] = (qe_bench_now() - begin) / turns;
     }
     layer->backend->graph->destroy(graph);
     QE_TRY(status);
-    *out = (qe_bench_op){.kind = first->kind, .work = qe_layer_work_of(layer, first)};
-    out->us = 1e6 * qe_bench_median(samples, SAMPLES);
+    *us_out = 1e6 * qe_bench_median(samples, SAMPLES);
+    return QE_OK;
+}
+
+static qe_status time_op(qe_layer *layer, uint32_t op, qe_bench_op *out, qe_error *error_out) {
+    enum { TURNS = 32 };
+    double us;
+    qe_graph *graph = NULL;
+    const qe_op *first = &layer->set[0].ops[op];
+    QE_TRY(op_graph(layer, op, TURNS, &graph, error_out));
+    QE_TRY(time_graph(layer, graph, TURNS, &us, error_out));
+    *out = (qe_bench_op){.kind = first->kind, .work = qe_layer_work_of(layer, first), .us = us};
     out->phase = op < layer->set[0].input_begin ? 'F' : op < layer->set[0].weight_begin ? 'I' : 'W';
     return QE_OK;
 }
@@ -97,8 +105,7 @@ static qe_status time_host(qe_layer *layer, double *launch_us_out, qe_error *err
 
 /* Both guards alone, as a graph of many. */
 static qe_status time_guards(qe_layer *layer, double *guards_us_out, qe_error *error_out) {
-    enum { PAIRS = 64, SAMPLES = 9 };
-    double samples[SAMPLES];
+    enum { PAIRS = 64 };
     qe_graph *graph = NULL;
     QE_TRY(layer->backend->graph->begin(layer->stream, error_out));
     qe_status status = QE_OK;
@@ -111,15 +118,7 @@ static qe_status time_guards(qe_layer *layer, double *guards_us_out, qe_error *e
         return status;
     }
     QE_TRY(layer->backend->graph->end(layer->stream, &graph, error_out));
-    for (int i = -1; status == QE_OK && i < SAMPLES; i++) {
-        double begin = qe_bench_now();
-        status = layer->backend->graph->launch(graph, layer->stream);
-        if (status == QE_OK) status = qe_layer_sync(layer, error_out);
-        if (i >= 0) samples[i] = (qe_bench_now() - begin) / PAIRS;
-    }
-    layer->backend->graph->destroy(graph);
-    *guards_us_out = 1e6 * qe_bench_median(samples, SAMPLES);
-    return status;
+    return time_graph(layer, graph, PAIRS, guards_us_out, error_out);
 }
 
 /* A run of one op, for ceilings. */

@@ -1,5 +1,6 @@
 /* algorithm.c - see algorithm.h. */
 #include "backend/cuda/algorithm.h"
+#include "backend/cuda/products.h"
 
 #include <string.h>
 
@@ -52,7 +53,7 @@ qe_status qe_algorithm_launch(const qe_solver *solver, const qe_product *product
                               qe_error *error_out) {
     if (qe_cutlass_owns(algorithm)) {
         if (qe_cutlass_launch(&solver->cutlass, product, data, algorithm, stream) == QE_OK) return QE_OK;
-        return qe_lt_device_error(cudaGetLastError(), "launching a kernel of CUTLASS", error_out);
+        return qe_cuda_failure(cudaGetLastError(), "launching a kernel of CUTLASS", error_out);
     }
     const cublasLtMatmulAlgo_t lt = lt_of(algorithm);
     const qe_lt_run run = {&lt, solver->workspace, stream};

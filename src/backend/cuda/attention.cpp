@@ -86,12 +86,6 @@ qe_status guarded(qe_error *error_out, callable &&work) noexcept {
     }
 }
 
-qe_status device_error(cudaError_t status, const char *what, qe_error *error_out) {
-    (void)cudaGetLastError();
-    return qe_error_set(error_out, status == cudaErrorMemoryAllocation ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, nullptr,
-                        "%s: %s", what, cudaGetErrorString(status));
-}
-
 /* --- the library ------------------------------------------------------------------------------------------------- */
 
 constexpr const char *REMEDY_INSTALL = "install cuDNN 9.10 or newer for CUDA 13 (the wheel nvidia-cudnn-cu13 has it) "
@@ -247,7 +241,7 @@ qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *
                             "attention needs %lld MiB of workspace, which are not free",
                             static_cast<long long>((bytes >> 20) + 1));
     }
-    if (status != cudaSuccess) return device_error(status, "workspace of attention", error_out);
+    if (status != cudaSuccess) return qe_cuda_failure(status, "workspace of attention", error_out);
     attention.workspaces.push_back(at);
     attention.workspace_bytes = bytes;
     return QE_OK;
@@ -268,12 +262,12 @@ qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) 
     cudaGraph_t graph = nullptr;
     for (int64_t id = UID_Q; id <= UID_DV; ++id) at[id] = attention.workspaces.back();
     cudaError_t device = cudaStreamBeginCapture(attention.stream, cudaStreamCaptureModeRelaxed);
-    if (device != cudaSuccess) return device_error(device, "loading attention's kernels", error_out);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
     const qe_status status = execute(attention, p, at, attention.stream, error_out);
     device = cudaStreamEndCapture(attention.stream, &graph);
     if (graph) (void)cudaGraphDestroy(graph);
     if (status != QE_OK) return status;
-    if (device != cudaSuccess) return device_error(device, "loading attention's kernels", error_out);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
     p.loaded = true;
     return QE_OK;
 }
@@ -386,7 +380,7 @@ qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
                             fe::detail::get_error_string(opened));
     }
     const cudaError_t device = cudaStreamCreateWithFlags(&attention.stream, cudaStreamNonBlocking);
-    if (device != cudaSuccess) return device_error(device, "a stream for attention", error_out);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "a stream for attention", error_out);
     attention.identity = identity_of();
     return workspace_grow(attention, WORKSPACE_FIRST_BYTES, error_out);
 }

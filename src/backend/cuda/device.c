@@ -76,7 +76,6 @@ static void cuda_close(qe_device *device) {
     qe_order_destroy(device->order);
     free(device->loaded);
     qe_cuda_declarations_free(device);
-    pthread_mutex_destroy(&device->lock);
     free(device);
 }
 
@@ -84,7 +83,6 @@ static qe_status cuda_open(qe_device **device_out, qe_error *error_out) {
     QE_TRY(driver_check(error_out));
     qe_device *device = calloc(1, sizeof *device);
     if (device == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a device");
-    pthread_mutex_init(&device->lock, NULL);
     qe_status status = device_fill(device, error_out);
     if (status != QE_OK) {
         cuda_close(device);

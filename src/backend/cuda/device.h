@@ -3,7 +3,6 @@
 #define QE_CUDA_DEVICE_H
 
 #include <cuda_runtime_api.h>
-#include <pthread.h>
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/products.h"
 #include "qeffect/cuda.h"
@@ -17,7 +16,6 @@ struct qe_device {
     qe_cuda_gemm *gemm;
     qe_cuda_attention *attention; /* NULL until attention is prepared */
     cudaStream_t aside; /* for ops that run at once */
-    pthread_mutex_t lock;
     /* What ops may touch, by the address of the op (declare.c). */
     cuda_declaration **declarations;
     uint64_t declaration_count, declaration_capacity;

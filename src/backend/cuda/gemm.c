@@ -62,7 +62,7 @@ qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out) {
     cudaError_t device = cudaMalloc(&gemm->solver.workspace, QE_LT_WORKSPACE_BYTES);
     if (device == cudaSuccess) device = cudaStreamCreateWithFlags(&gemm->stream, cudaStreamNonBlocking);
     if (device != cudaSuccess) {
-        status = qe_lt_device_error(device, "workspace of matrix products", error_out);
+        status = qe_cuda_failure(device, "workspace of matrix products", error_out);
         goto failed;
     }
     identity_compose(gemm->identity);
@@ -185,12 +185,12 @@ static qe_status plan_load(const qe_cuda_gemm *gemm, plan *p, qe_error *error_ou
     cudaGraph_t graph = NULL;
     if (p->loaded) return QE_OK;
     cudaError_t device = cudaStreamBeginCapture(gemm->stream, cudaStreamCaptureModeRelaxed);
-    if (device != cudaSuccess) return qe_lt_device_error(device, "loading a product's kernels", error_out);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading a product's kernels", error_out);
     const qe_status status = plan_launch(gemm, p, &data, gemm->stream, error_out);
     device = cudaStreamEndCapture(gemm->stream, &graph);
     if (graph) (void)cudaGraphDestroy(graph);
     if (status != QE_OK) return status;
-    if (device != cudaSuccess) return qe_lt_device_error(device, "loading a product's kernels", error_out);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading a product's kernels", error_out);
     p->loaded = 1;
     return QE_OK;
 }
@@ -205,7 +205,7 @@ static qe_status wide_grow(qe_cuda_gemm *gemm, const qe_product *product, qe_err
     const cudaError_t device = cudaMalloc(&block->at, bytes);
     if (device != cudaSuccess) {
         free(block);
-        return qe_lt_device_error(device, "an fp32 product before it is rounded", error_out);
+        return qe_cuda_failure(device, "an fp32 product before it is rounded", error_out);
     }
     block->bytes = bytes;
     block->next = gemm->wide;

@@ -1,5 +1,6 @@
 /* lt.c - see lt.h. */
 #include "backend/cuda/lt.h"
+#include "backend/cuda/products.h"
 
 #include <string.h>
 
@@ -19,7 +20,7 @@ qe_status qe_lt_error(cublasStatus_t status, const char *what, qe_error *error_o
     return qe_error_set(error_out, ours, NULL, "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
 }
 
-qe_status qe_lt_device_error(cudaError_t status, const char *what, qe_error *error_out) {
+qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out) {
     (void)cudaGetLastError();
     return qe_error_set(error_out, status == cudaErrorMemoryAllocation ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, NULL,
                         "%s: %s", what, cudaGetErrorString(status));

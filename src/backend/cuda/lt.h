@@ -41,7 +41,5 @@ cublasStatus_t qe_lt_launch(cublasLtHandle_t handle, const qe_product *product, 
                             const qe_product_data *data, const qe_lt_run *run);
 /* cuBLASLt's words for a failed call. */
 qe_status qe_lt_error(cublasStatus_t status, const char *what, qe_error *error_out);
-/* The runtime's words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
-qe_status qe_lt_device_error(cudaError_t status, const char *what, qe_error *error_out);
 
 #endif

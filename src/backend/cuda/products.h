@@ -12,6 +12,9 @@
 extern "C" {
 #endif
 
+/* The runtime's words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
+qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out);
+
 /* Products of one device. QE_OP_LINEAR: y = x w' (+ residual, C != D). QE_OP_LINEAR_INPUT_GRAD: dx = dy w.
  * QE_OP_LINEAR_WEIGHT_GRAD: grad (+)= dy' x into fp32 (retained codes of block scaling are decoded first).
  * 8-bit operands run as TN with scale pointers on the device; bf16 and fp32 operands in whatever form they lie. */

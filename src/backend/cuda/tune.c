@@ -1,6 +1,7 @@
 /* tune.c - see tune.h. Launches of a candidate go into a graph, so that a short product is not timed by how fast
  * the host can launch it; candidates take turns, so that a chip that warms up and slows does so for all of them. */
 #include "backend/cuda/tune.h"
+#include "backend/cuda/products.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +72,7 @@ static qe_status world_allocate(world *w, qe_error *error_out) {
         const uint64_t bytes = w->sets * w->set_bytes + w->result_bytes + 2 * SET_ALIGN_BYTES;
         const cudaError_t status = cudaMalloc((void **)&w->arena, bytes);
         if (status == cudaSuccess) return QE_OK;
-        if (status != cudaErrorMemoryAllocation) return qe_lt_device_error(status, "tuning a product", error_out);
+        if (status != cudaErrorMemoryAllocation) return qe_cuda_failure(status, "tuning a product", error_out);
         (void)cudaGetLastError();
         if (w->sets > 1) continue;
         return qe_error_set(error_out, QE_ERROR_MEMORY,

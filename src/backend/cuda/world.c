@@ -6,6 +6,7 @@
  *   send:  take free -> copy into the mailbox -> give full      recv:  take full -> copy out of it -> give free
  *
  * Meetings, and who woke whom, are the local transport's. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include "backend/cuda/device.h"
