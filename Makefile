@@ -3,7 +3,7 @@
 #
 #   make                 builds build/qeffect
 #   make train           trains the model of examples/quickstart.yaml
-#   make check           builds and passes all tests, the style check among them
+#   make check           builds and passes all tests, the style check and those of the Python package among them
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
@@ -45,6 +45,8 @@ check: build
 	@ninja -C build
 	@echo "check: all tests"
 	@ctest --test-dir build --output-on-failure -j$(TEST_JOBS)
+	@echo "check: the Python package"
+	@sh tools/check_python.sh
 
 check-crash: build
 	@echo "check-crash: all cases"

@@ -4,9 +4,10 @@
 set -eu
 
 # What each is for: a compiler, CMake and Ninja; matrix products at run time; JSON; YAML; checksums; tests; the
-# quickstart's text; the style check and the end-to-end tests; and what the caller asks for.
+# quickstart's text; the style check, the end-to-end tests and the Python package; and what the caller asks for.
 packages="build-essential cmake ninja-build pkg-config
-libopenblas0-pthread libjansson-dev libyaml-dev libxxhash-dev libcmocka-dev bible-kjv python3 $*"
+libopenblas0-pthread libjansson-dev libyaml-dev libxxhash-dev libcmocka-dev bible-kjv python3 python3-dev python3-venv
+$*"
 
 say() { echo "setup: $*"; }
 
