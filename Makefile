@@ -4,6 +4,7 @@
 #   make                 builds build/qeffect
 #   make train           trains the model of examples/quickstart.yaml
 #   make check           builds and passes all tests, the style check and those of the Python package among them
+#   make check-adversary right programs of every kind, and single faults in them: all are trapped by the right rule
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
@@ -11,7 +12,8 @@
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-crash check-gpu check-oracle check-sanitize check-asan check-tsan coverage clean
+.PHONY: build setup train check check-adversary check-crash check-gpu check-oracle check-sanitize check-asan \
+    check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -47,6 +49,14 @@ check: build
 	@ctest --test-dir build --output-on-failure -j$(TEST_JOBS)
 	@echo "check: the Python package"
 	@sh tools/check_python.sh
+
+ADVERSARY_MUTANTS ?= 40000
+ADVERSARY_PROGRAMS ?= 20000
+ADVERSARY_SEED ?= 0
+check-adversary: build
+	@echo "check-adversary: $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs"
+	@ninja -C build adversary
+	@build/tests/adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)
 
 check-crash: build
 	@echo "check-crash: all cases"

@@ -1,0 +1,114 @@
+/* main.c - right programs that must be let through, and single faults that must be trapped by the right rule.
+ *
+ *   adversary [MUTANTS [VALID [SEED]]]     counts, and the seed of the first case (0)
+ *   adversary case SEED                    one case again, with words
+ *
+ * Every case has a seed of its own: the first one and its number. One that goes wrong prints its seed, shrinks, and is
+ * written as a trace into the directory where the program was started. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adversary/adversary.h"
+
+enum { DEFAULT_MUTANTS = 1500, DEFAULT_VALID = 500, WRONG_MAX = 20 };
+
+static int wrong, verbose;
+
+static const char *where_text(verdict v, const item_list *list, char *text, size_t capacity) {
+    if (v.rule == QE_RULE_NONE) snprintf(text, capacity, "nothing");
+    else if (v.where == AT_END) snprintf(text, capacity, "%s at the end of the step", qe_rule_id(v.rule));
+    else
+        snprintf(text, capacity, "%s at entry %u of %u, %u steps later", qe_rule_id(v.rule), v.where, list->count,
+                 v.later);
+    return text;
+}
+
+static void tell(const mutant *m, moment at, verdict expected, verdict found, uint64_t seed) {
+    char due[120], told[120], file[80];
+    fprintf(stderr, "seed %llu: %s, step %u, %s, fault: %s (%s)\n  expected: %s\n  found:    %s\n",
+            (unsigned long long)seed, m->step->name, m->at_step, moment_words[at], m->operator_name,
+            fault_words[m->kind], where_text(expected, &m->list, due, sizeof due),
+            where_text(found, &m->list, told, sizeof told));
+    snprintf(file, sizeof file, "adversary-%llu.qet", (unsigned long long)seed);
+    shrink_and_write(m, at, file);
+}
+
+static void generate(step *s, dice *d) {
+    uint32_t choice = dice_below(d, 10);
+    if (choice < 3) generate_plan(s, d);
+    else if (choice < 8) generate_small(s, d);
+    else generate_memory(s, d);
+}
+
+static void try_mutant(const step *s, dice *d, uint64_t seed) {
+    static const moment moments[] = {MOMENT_PLAN, MOMENT_ISSUE, MOMENT_TRACE};
+    moment at = s->traces_only ? MOMENT_TRACE : moments[dice_below(d, 3)];
+    mutant m = {.step = s, .dice = d, .in_trace = at == MOMENT_TRACE};
+    m.at_step = at == MOMENT_PLAN || s->single ? 0 : dice_below(d, 3);
+    m.objects = malloc((s->program.object_count + 1u) * sizeof *m.objects);
+    MUST(m.objects != NULL);
+    memcpy(m.objects, s->program.objects, s->program.object_count * sizeof *m.objects);
+    if (mutate(&m)) {
+        int moved = memcmp(m.objects, s->program.objects, s->program.object_count * sizeof *m.objects) != 0;
+        if (at == MOMENT_ISSUE && moved) at = MOMENT_PLAN; /* where things lie is told once */
+        if (moved) m.at_step = 0;                         /* and it holds from the first step on */
+        verdict expected = expected_of(&m), found = found_at(&m, at);
+        int right = is_same(expected, found);
+        tally_mutant(m.kind, at, expected.rule, right);
+        tally_operator(m.operator_name, expected.rule);
+        if (!right || verbose) tell(&m, at, expected, found, seed);
+        wrong += !right;
+    }
+    mutant_free(&m);
+    free(m.objects);
+}
+
+static void run_case(uint64_t seed, uint32_t mutants, int count_valid) {
+    dice d = {seed * 0x2545f4914f6cdd1du + 1};
+    const char *where = "";
+    step s;
+    generate(&s, &d);
+    if (verbose) fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, s.name);
+    int accepted = is_accepted(&s, &d, &where);
+    if (!accepted) {
+        mutant none = {.step = &s, .where = NOWHERE, .operator_name = "none", .kind = FAULT_HARMLESS};
+        sequence_copy(&none.list, &s.right);
+        fprintf(stderr, "a false trap at %s\n", where);
+        tell(&none, MOMENT_TRACE, (verdict){0}, found_at(&none, MOMENT_TRACE), seed);
+        mutant_free(&none);
+        wrong++;
+    } else if (count_valid) {
+        tally_valid(s.from_plan ? (s.traces_only ? "plans, all ranks or captured" : "plans of one rank")
+                                : s.single ? "memory, draws, default streams" : "small programs", 1);
+    }
+    for (uint32_t i = 0; accepted && i < mutants; i++) try_mutant(&s, &d, seed);
+    step_free(&s);
+}
+
+static uint64_t argument(const char *text) {
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (errno == 0 && *end == '\0' && end != text && *text != '-') return number;
+    fprintf(stderr, "found %s, expected a number\n", text);
+    exit(2);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "case") == 0) {
+        verbose = 1;
+        run_case(argument(argv[2]), 4, 1);
+        plans_free();
+        return wrong > 0;
+    }
+    uint64_t mutants = argc > 1 ? argument(argv[1]) : DEFAULT_MUTANTS;
+    uint64_t valid = argc > 2 ? argument(argv[2]) : DEFAULT_VALID;
+    uint64_t seed = argc > 3 ? argument(argv[3]) : 0, each = valid > 0 ? (mutants + valid - 1) / valid : 1;
+    for (uint64_t i = 0; i < valid && wrong < WRONG_MAX; i++) run_case(seed + i, (uint32_t)each, 1);
+    plans_free();
+    wrong += (int)schedules_run(seed, valid / 10, (each + 3) / 4 * 4);
+    int complete = tally_print(argc > 1);
+    return wrong == 0 && complete ? 0 : 1;
+}

@@ -1,0 +1,119 @@
+/* tally.c - counts, and the tables that are printed. */
+#include <string.h>
+
+#include "adversary/adversary.h"
+
+enum { OPERATORS_MAX = 160, SOURCES_MAX = 16 };
+
+static struct {
+    uint32_t expected[QE_RULE_COUNT][MOMENTS], right[QE_RULE_COUNT][MOMENTS]; /* rule NONE: equivalent */
+    uint32_t kind[FAULT_KINDS], kind_trapped[FAULT_KINDS], kind_equivalent[FAULT_KINDS];
+    const char *operator[OPERATORS_MAX];
+    uint32_t operator_count, by_operator[OPERATORS_MAX], operator_equivalent[OPERATORS_MAX];
+    const char *source[SOURCES_MAX];
+    uint32_t source_count, valid[SOURCES_MAX];
+    uint32_t wrong;
+} tally;
+
+void tally_valid(const char *what, uint32_t count) {
+    uint32_t i = 0;
+    while (i < tally.source_count && strcmp(tally.source[i], what) != 0) i++;
+    MUST(i < SOURCES_MAX);
+    if (i == tally.source_count) tally.source[tally.source_count++] = what;
+    tally.valid[i] += count;
+}
+
+void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right) {
+    tally.expected[expected][at]++;
+    tally.right[expected][at] += right != 0;
+    tally.kind[kind]++;
+    tally.kind_equivalent[kind] += expected == QE_RULE_NONE && right;
+    tally.kind_trapped[kind] += expected != QE_RULE_NONE && right;
+    tally.wrong += !right;
+}
+
+void tally_operator(const char *name, qe_rule expected) {
+    uint32_t i = 0;
+    while (i < tally.operator_count && strcmp(tally.operator[i], name) != 0) i++;
+    MUST(i < OPERATORS_MAX);
+    if (i == tally.operator_count) tally.operator[tally.operator_count++] = name;
+    tally.by_operator[i]++;
+    tally.operator_equivalent[i] += expected == QE_RULE_NONE;
+}
+
+static void print_rules(void) {
+    uint32_t sums[MOMENTS] = {0}, trapped[MOMENTS] = {0};
+    printf("%-20s", "rule \\ trapped at");
+    for (int at = 0; at < MOMENTS; at++) printf(" %13s", moment_words[at]);
+    printf("\n");
+    for (int rule = 0; rule < QE_RULE_COUNT; rule++) {
+        int shown = (rule + 1) % QE_RULE_COUNT; /* the equivalent ones last */
+        printf("%-20s", shown == QE_RULE_NONE ? "equivalent" : qe_rule_id((qe_rule)shown));
+        for (int at = 0; at < MOMENTS; at++) {
+            uint32_t all = tally.expected[shown][at], right = tally.right[shown][at];
+            if (all == 0) printf(" %13s", "-");
+            else if (all == right) printf(" %13u", all);
+            else printf(" %6u/%-6u", right, all);
+            if (shown != QE_RULE_NONE) {
+                sums[at] += all;
+                trapped[at] += right;
+            }
+        }
+        printf("\n");
+    }
+    printf("%-20s", "trapped of");
+    for (int at = 0; at < MOMENTS; at++) printf(" %6u/%-6u", trapped[at], sums[at]);
+    printf("\n\n");
+}
+
+static void print_kinds(void) {
+    uint32_t all = 0, trapped = 0, equivalent = 0;
+    printf("%-20s %9s %9s %9s %9s\n", "kind of fault", "mutants", "trapped", "equivalent", "wrong");
+    for (int kind = 0; kind < FAULT_KINDS; kind++) {
+        if (tally.kind[kind] == 0) continue;
+        printf("%-20s %9u %9u %9u %9u\n", fault_words[kind], tally.kind[kind], tally.kind_trapped[kind],
+               tally.kind_equivalent[kind],
+               tally.kind[kind] - tally.kind_trapped[kind] - tally.kind_equivalent[kind]);
+        all += tally.kind[kind];
+        trapped += tally.kind_trapped[kind];
+        equivalent += tally.kind_equivalent[kind];
+    }
+    printf("%-20s %9u %9u %9u %9u\n\n", "all", all, trapped, equivalent, all - trapped - equivalent);
+}
+
+static int print_gaps(void) {
+    int gaps = 0;
+    for (uint32_t i = 0; i < operator_count(); i++) {
+        uint32_t k = 0;
+        while (k < tally.operator_count && strcmp(tally.operator[k], operator_name(i)) != 0) k++;
+        if (k < tally.operator_count) continue;
+        printf("never fitted: %s\n", operator_name(i));
+        gaps++;
+    }
+    for (int rule = 1; rule < QE_RULE_STEP_NONFINITE; rule++) { /* the rest are of a run, not of a program */
+        uint32_t all = 0;
+        for (int at = 0; at < MOMENTS; at++) all += tally.expected[rule][at];
+        if (all > 0) continue;
+        printf("never broken: %s\n", qe_rule_id((qe_rule)rule));
+        gaps++;
+    }
+    return gaps;
+}
+
+int tally_print(int complete) {
+    uint32_t valid = 0;
+    printf("\n");
+    print_rules();
+    print_kinds();
+    for (uint32_t i = 0; complete && i < tally.operator_count; i++)
+        printf("  %-44s %7u mutants, %6u equivalent\n", tally.operator[i], tally.by_operator[i],
+               tally.operator_equivalent[i]);
+    for (uint32_t i = 0; i < tally.source_count; i++) {
+        printf("valid: %-36s %7u accepted\n", tally.source[i], tally.valid[i]);
+        valid += tally.valid[i];
+    }
+    int gaps = print_gaps();
+    printf("valid programs: %u, false traps: 0\nmutants that were judged otherwise than expected: %u\n", valid,
+           tally.wrong);
+    return tally.wrong == 0 && (!complete || gaps == 0);
+}
