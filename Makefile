@@ -6,14 +6,15 @@
 #   make check           builds and passes all tests, the style check and those of the Python package among them
 #   make check-adversary right programs of every kind, and single faults in them: all are trapped by the right rule
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
+#   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-adversary check-crash check-gpu check-oracle check-sanitize check-asan \
-    check-tsan coverage clean
+.PHONY: build setup train check check-adversary check-crash check-faults check-gpu check-oracle check-sanitize \
+    check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -61,6 +62,12 @@ check-adversary: build
 check-crash: build
 	@echo "check-crash: all cases"
 	@ninja -C build check-crash
+
+FAULTS_EVERY ?= 1
+check-faults: build
+	@echo "check-faults: every call that can fail (each $(FAULTS_EVERY)th of them)"
+	@ninja -C build check_faults
+	@build/tests/check_faults --every $(FAULTS_EVERY)
 
 # Where there is no GPU the tests are built and skipped.
 check-gpu: setup

@@ -8,7 +8,14 @@
 #include "qeffect/backend.h"
 #include "qeffect/host.h"
 
-typedef enum fault_place { FAULT_OPEN = 1, FAULT_CREATE = 2, FAULT_RUN = 4, FAULT_SYNC = 8 } fault_place;
+typedef enum fault_place {
+    FAULT_OPEN = 1,
+    FAULT_CREATE = 2,
+    FAULT_RUN = 4,
+    FAULT_SYNC = 8,
+    FAULT_BIND = 16, /* while ops are bound */
+    FAULT_GRAPH = 32,
+} fault_place;
 
 static _Atomic int fault_places;   /* which calls count */
 static _Atomic long fault_left;    /* calls until the one that fails; 0 or less: none will */
@@ -75,11 +82,50 @@ static inline qe_status fault_sync(qe_stream *stream, qe_error *error_out) {
     return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "planted: sync");
 }
 
+static inline qe_status fault_event_sync(qe_event *event, qe_error *error_out) {
+    if (fault_now(FAULT_SYNC)) return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "planted: event sync");
+    return qe_host_backend()->stream->event_sync(event, error_out);
+}
+
+static inline qe_status fault_host_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
+    if (fault_now(FAULT_BIND)) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "planted: host alloc");
+    return qe_host_backend()->memory->host_alloc(device, bytes, address_out, error_out);
+}
+
+static inline qe_status fault_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    if (fault_now(FAULT_BIND)) return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, NULL, "planted: prepare");
+    return qe_host_backend()->prepare(device, op, error_out);
+}
+
+static inline qe_status fault_declare(qe_device *device, const qe_op *op, const qe_range *ranges, size_t count,
+                                      qe_error *error_out) {
+    if (count > 0 && fault_now(FAULT_BIND)) /* to forget takes nothing and cannot fail */
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "planted: declare");
+    return qe_host_backend()->declare(device, op, ranges, count, error_out);
+}
+
+static inline qe_status fault_graph_begin(qe_stream *stream, qe_error *error_out) {
+    if (fault_now(FAULT_GRAPH)) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "planted: begin");
+    return qe_host_backend()->graph->begin(stream, error_out);
+}
+
+/* A recording that cannot become a graph is dropped. */
+static inline qe_status fault_graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *error_out) {
+    if (!fault_now(FAULT_GRAPH)) return qe_host_backend()->graph->end(stream, graph_out, error_out);
+    qe_host_backend()->graph->abandon(stream);
+    return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "planted: end");
+}
+
+static inline qe_status fault_launch(qe_graph *graph, qe_stream *stream) {
+    return fault_now(FAULT_GRAPH) ? QE_ERROR_DEVICE : qe_host_backend()->graph->launch(graph, stream);
+}
+
 /* The tables are copied from the host's into storage of the caller. */
 typedef struct fault_backend {
     qe_backend backend;
     qe_memory_ops memory;
     qe_stream_ops stream;
+    qe_graph_ops graph;
 } fault_backend;
 
 static inline const qe_backend *fault_backend_init(fault_backend *faulty) {
@@ -96,6 +142,15 @@ static inline const qe_backend *fault_backend_init(fault_backend *faulty) {
     faulty->stream.record = fault_record;
     faulty->stream.wait = fault_wait;
     faulty->stream.sync = fault_sync;
+    faulty->graph = *qe_host_backend()->graph;
+    faulty->memory.host_alloc = fault_host_alloc;
+    faulty->stream.event_sync = fault_event_sync;
+    faulty->backend.prepare = fault_prepare;
+    faulty->backend.declare = fault_declare;
+    faulty->graph.begin = fault_graph_begin;
+    faulty->graph.end = fault_graph_end;
+    faulty->graph.launch = fault_launch;
+    faulty->backend.graph = &faulty->graph;
     faulty->backend.memory = &faulty->memory;
     faulty->backend.stream = &faulty->stream;
     return &faulty->backend;

@@ -20,7 +20,8 @@ typedef struct qe_comm_ops {
     qe_status (*channel_open)(qe_world *world, uint32_t from_rank, uint32_t to_rank, uint32_t lane,
                qe_channel **channel_out, qe_error *error_out);
     /* Rendezvous: returns when the receiver has the bytes (send) or the bytes are there (recv). Called by stream
-     * threads. On failure: QE_ERROR_INTERRUPTED after world_abort, QE_ERROR_DEVICE for a size mismatch. */
+     * threads. On failure: QE_ERROR_INTERRUPTED after world_abort, QE_ERROR_DEVICE for a size mismatch, on both ends.
+     * A transport that can fail one end alone aborts the world then: the other end would wait for ever. */
     qe_status (*send)(qe_channel *channel, const void *bytes_at, size_t bytes);
     qe_status (*recv)(qe_channel *channel, void *bytes_at, size_t bytes);
     /* All ranks meet. *worst_out is the largest status any rank brought; every rank gets the same. The table

@@ -32,6 +32,8 @@ typedef struct qe_text_builder {
 /* `format` is printf's; a decimal point is a point. */
 void qe_text_builder_append(qe_text_builder *builder, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void qe_text_builder_append_bytes(qe_text_builder *builder, const char *bytes, size_t count);
+/* The same for libraries that write through a callback: context is the builder; 0, or -1 when anything failed. */
+int qe_text_builder_sink(const char *bytes, size_t count, void *context);
 /* `text` as a JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD. */
 void qe_text_builder_append_json(qe_text_builder *builder, const char *text);
 /* Hands over the text ("" when nothing was appended) and leaves the builder empty; NULL when anything failed.

@@ -36,6 +36,12 @@ void qe_text_builder_append_bytes(qe_text_builder *builder, const char *bytes, s
     builder->text[builder->length] = '\0';
 }
 
+int qe_text_builder_sink(const char *bytes, size_t count, void *context) {
+    qe_text_builder *builder = context;
+    qe_text_builder_append_bytes(builder, bytes, count);
+    return builder->failed ? -1 : 0;
+}
+
 /* First try into the room there is; if that is short, make room and print again. */
 static void append_list(qe_text_builder *builder, const char *format, va_list arguments) {
     va_list again;

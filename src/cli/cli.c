@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "base/text.h"
 #include "cli/main.h"
 #include "qeffect/trace.h"
+#include "store/json.h"
 
 enum { VIOLATION_TEXT_BYTES = 2048 }; /* two ops with their names, the sentence and the missing edge */
 
@@ -19,6 +21,26 @@ static const qe_cli_option common_options[] = {
     {"help", 'h', NULL, "this text", 0},
     {NULL, 0, NULL, NULL, 0},
 };
+
+/* Something that was to be said found no memory: a document would lack it in silence, since jansson's setters are asked
+ * by nobody. Of the process, as its output is. */
+static atomic_int lost;
+
+void qe_cli_begin(void) {
+    qe_json_guard();
+}
+
+static int is_lost(void) {
+    return atomic_load(&lost) || qe_json_refusals() > 0;
+}
+
+int qe_cli_finish(int status) {
+    const char *why = is_lost() ? "no memory for all of it" : NULL;
+    if (fflush(stdout) != 0 || ferror(stdout)) why = strerror(errno);
+    if (why == NULL) return status;
+    fprintf(stderr, "qeffect: standard output: %s\n", why);
+    return status == QE_EXIT_OK ? QE_EXIT_ERROR : status;
+}
 
 const char *qe_cli_value(const qe_cli *cli, const char *name) {
     for (int i = cli->option_count; i-- > 0;)
@@ -55,10 +77,23 @@ static int exit_for(qe_status status) {
     }
 }
 
+/* A way out where whoever found the error knew none of its own. */
+static const char *remedy_of(const qe_error *error) {
+    if (error->remedy[0] != 0) return error->remedy;
+    switch (error->status) {
+        case QE_ERROR_MEMORY: return "free some memory, or use smaller sizes or fewer ranks";
+        case QE_ERROR_IO: return "check the path, its permissions, the space left and the system's limits";
+        case QE_ERROR_DEVICE: return "go on from the last checkpoint (train --resume); if it fails again, look at the "
+                                     "device and the system's log";
+        case QE_ERROR_UNSUPPORTED: return "use another device, recipe or shape";
+        default: return "";
+    }
+}
+
 struct json_t *qe_cli_error_json(const qe_error *error) {
     json_t *fields = json_pack("{s:s, s:o}", "status", qe_status_name(error->status), "message",
                                qe_cli_json_text(error->message));
-    if (error->remedy[0]) json_object_set_new(fields, "remedy", qe_cli_json_text(error->remedy));
+    if (remedy_of(error)[0]) json_object_set_new(fields, "remedy", qe_cli_json_text(remedy_of(error)));
     if (error->path[0]) json_object_set_new(fields, "path", qe_cli_json_text(error->path));
     if (error->line) json_object_set_new(fields, "line", json_integer(error->line));
     if (error->column) json_object_set_new(fields, "column", json_integer(error->column));
@@ -81,7 +116,12 @@ void qe_cli_print(const char *format, ...) {
     va_list arguments;
     char *text = NULL;
     va_start(arguments, format);
-    if (vasprintf(&text, format, arguments) >= 0) put_visibly(stdout, text); /* else no memory to say anything */
+    if (vasprintf(&text, format, arguments) >= 0) {
+        put_visibly(stdout, text);
+    } else {
+        atomic_store(&lost, 1);
+        text = NULL;
+    }
     va_end(arguments);
     free(text);
 }
@@ -94,14 +134,16 @@ void qe_cli_print_error(const qe_error *error) {
     if (error->column) fprintf(stderr, "%u:", error->column);
     if (error->path[0]) fputc(' ', stderr);
     put_visibly(stderr, error->message);
-    if (error->remedy[0]) fputs("\n  what to do: ", stderr);
-    put_visibly(stderr, error->remedy);
+    const char *remedy = remedy_of(error);
+    if (remedy[0]) fputs("\n  what to do: ", stderr);
+    put_visibly(stderr, remedy);
     fputc('\n', stderr);
 }
 
 int qe_cli_error(const qe_cli *cli, const qe_error *error) {
     qe_cli_print_error(error);
     int status = exit_for(error->status);
+    atomic_store(&lost, 0); /* what was lost before, this is said instead of */
     return cli->json ? qe_cli_json(json_pack("{s:o}", "error", qe_cli_error_json(error)), status) : status;
 }
 
@@ -122,18 +164,22 @@ struct json_t *qe_cli_json_text(const char *text) {
     qe_text_builder_append_json(&builder, text);
     char *quoted = qe_text_builder_take(&builder);
     json_t *string = quoted == NULL ? NULL : json_loads(quoted, JSON_DECODE_ANY, NULL);
+    if (string == NULL) atomic_store(&lost, 1);
     free(quoted);
     return string;
 }
 
+/* Written only when all of it is there: half a document is none. */
 int qe_cli_json(struct json_t *document, int status) {
-    if (document == NULL) {
-        fputs("qeffect: no memory for the JSON document\n", stderr);
+    char *text = is_lost() ? NULL : qe_json_text(document, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(document);
+    atomic_store(&lost, 0);
+    if (text == NULL) {
+        fputs("qeffect: no memory for the JSON document\n  what to do: free some memory and try again\n", stderr);
         return QE_EXIT_ERROR;
     }
-    int failed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0 || putchar('\n') == EOF ||
-                 fflush(stdout) != 0;
-    json_decref(document);
+    int failed = fputs(text, stdout) == EOF || putchar('\n') == EOF || fflush(stdout) != 0;
+    free(text);
     if (!failed) return status;
     fprintf(stderr, "qeffect: standard output: %s\n", strerror(errno));
     return QE_EXIT_ERROR;
@@ -191,8 +237,12 @@ int qe_cli_parse(qe_cli *cli, const qe_command *command, int count, char **words
     *cli = (qe_cli){
         .program = cli->program, .command = command, .arguments = calloc((size_t)count + 1, sizeof(char *))};
     cli->terminal = isatty(STDERR_FILENO);
-    if (cli->arguments == NULL) return QE_EXIT_ERROR;
     for (int i = 0; i < count; i++) cli->json |= strcmp(words[i], "--json") == 0; /* so that errors are JSON, too */
+    if (cli->arguments == NULL) {
+        qe_error error = {0};
+        (void)qe_error_set(&error, QE_ERROR_MEMORY, NULL, "no memory for the command line");
+        return qe_cli_error(cli, &error);
+    }
     int options_over = 0;
     for (int i = 0; i < count; i++) {
         if (!options_over && strcmp(words[i], "--") == 0)

@@ -193,9 +193,10 @@ static int list_one(const qe_cli *cli, const char *folder, const char *name, jso
         return QE_EXIT_OK;
     }
     if (!cli->json) qe_cli_print("%s  damaged   %s: %s\n", name, error.path, error.message);
-    json_array_append_new(list, json_pack("{s:s, s:b, s:o, s:s*}", "name", name, "verified", 0, "message",
-                                          qe_cli_json_text(error.message), "rule",
-                                          rule != QE_RULE_NONE ? qe_rule_id(rule) : NULL));
+    json_t *entry = json_pack("{s:s, s:b, s:s*}", "name", name, "verified", 0, "rule",
+                              rule != QE_RULE_NONE ? qe_rule_id(rule) : NULL);
+    json_object_update_new(entry, qe_cli_error_json(&error));
+    json_array_append_new(list, entry);
     return status == QE_CONTRACT ? QE_EXIT_CONTRACT : QE_EXIT_ERROR;
 }
 

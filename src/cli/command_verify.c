@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <jansson.h>
 #include "base/assert.h"
+#include "base/lock.h"
 #include "base/text.h"
 #include "cli/progress.h"
 #include "cli/verify.h"
@@ -330,17 +331,16 @@ static int run_all(verification *v, uint32_t jobs) {
     v->done = calloc(v->rows.count, sizeof *v->done);
     v->told = json_array();
     int status = QE_EXIT_ERROR;
-    if (v->outcomes == NULL || v->done == NULL || v->told == NULL) {
-        fprintf(stderr, "qeffect: no memory for the rows\n");
+    if (v->outcomes == NULL || v->done == NULL || v->told == NULL || qe_lock_init(&v->mutex, &v->changed, NULL) != 0) {
+        qe_error error = {0};
+        (void)qe_error_set(&error, QE_ERROR_MEMORY, NULL, "no memory for the rows");
+        status = qe_cli_error(v->cli, &error);
     } else {
         double begin = qe_progress_now();
-        pthread_mutex_init(&v->mutex, NULL);
-        pthread_cond_init(&v->changed, NULL);
         if (!v->cli->json) tell_head(1);
         run_rows(v, jobs);
         status = finish(v, qe_progress_now() - begin);
-        pthread_cond_destroy(&v->changed);
-        pthread_mutex_destroy(&v->mutex);
+        qe_lock_deinit(&v->mutex, &v->changed);
     }
     for (uint32_t i = 0; v->outcomes != NULL && i < v->rows.count; i++) qe_verify_outcome_deinit(&v->outcomes[i]);
     free(v->outcomes);

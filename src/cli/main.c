@@ -1,5 +1,4 @@
 /* main.c - finds the command and runs it. */
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,26 +57,20 @@ static int unknown_command(const char *program, int count, char **words) {
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
 }
 
-/* What could not be written was not said: a full disk behind standard output is an error like any other. */
-static int finish_output(int status) {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-    fprintf(stderr, "qeffect: standard output: %s\n", strerror(errno));
-    return status == QE_EXIT_OK ? QE_EXIT_ERROR : status;
-}
-
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is a refused write then, with a message, and not a death */
+    qe_cli_begin();
     if (argc < 2) {
         help(stderr);
         return QE_EXIT_USAGE;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         help(stdout);
-        return finish_output(QE_EXIT_OK);
+        return qe_cli_finish(QE_EXIT_OK);
     }
     if (strcmp(argv[1], "--version") == 0) {
         puts("qeffect " QE_VERSION);
-        return finish_output(QE_EXIT_OK);
+        return qe_cli_finish(QE_EXIT_OK);
     }
     const qe_command *command;
     int words = find(argc - 1, argv + 1, &command);
@@ -89,5 +82,5 @@ int main(int argc, char **argv) {
     else if (status == QE_EXIT_OK)
         status = command->run(&cli);
     free(cli.arguments);
-    return finish_output(status);
+    return qe_cli_finish(status);
 }

@@ -125,8 +125,8 @@ static qe_status record_graph(qe_rank *rank, qe_binding *binding, const qe_segme
     if (status == QE_OK) status = give_items(rank, binding, segment);
     if (status == QE_OK && graph->guard_block != NULL) status = streams->submit(compute, &graph->tail_guard);
     qe_status ended = ops->end(compute, &graph->graph, error_out); /* says in words what made it invalid */
-    if (ended != QE_OK || status == QE_OK) return ended;
-    ops->destroy(graph->graph);
+    if (status == QE_OK || status == ended) return ended;
+    if (ended == QE_OK) ops->destroy(graph->graph); /* else it is as if nothing was recorded, for another reason */
     return qe_error_set(error_out, status, NULL, "recording items %u to %u of rank %u failed", segment->first,
                         segment->end, rank->index);
 }

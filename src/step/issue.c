@@ -154,8 +154,12 @@ qe_status qe_binding_drain(qe_rank *rank, qe_binding *binding, qe_error *error_o
     qe_status first = QE_OK;
     for (uint32_t i = 0; i < binding->rank_plan->program.stream_count; i++) {
         if (binding->streams[i] == NULL) continue;
-        qe_status status = ops->sync(binding->streams[i], first == QE_OK ? error_out : NULL);
-        if (first == QE_OK) first = status;
+        int tells = first == QE_OK || first == QE_ERROR_INTERRUPTED; /* who was only woken has no cause to tell */
+        qe_error error = {0};
+        qe_status status = ops->sync(binding->streams[i], &error);
+        if (status == QE_OK || !tells || status == first) continue;
+        first = status;
+        if (error_out != NULL) *error_out = error;
     }
     return first;
 }

@@ -79,7 +79,7 @@ static qe_status begin(qe_rank *rank, qe_binding *binding) {
     const qe_batch *batch = rank->team->batch;
     const qe_plan *plan = binding->plan;
     rank->status = QE_OK;
-    rank->vetoed = 0;
+    rank->vetoed = rank->committed = 0;
     rank->certified = rank->judged = 0;
     memset(&rank->violations, 0, sizeof rank->violations);
     qe_program_deinit(&rank->history);
@@ -209,6 +209,7 @@ void qe_rank_step(qe_rank *rank) {
     if (status == QE_OK) status = meet(rank, QE_OK, 0);
     if (status == QE_OK) {
         status = run_commit(rank, binding);
+        rank->committed = status == QE_OK;
         rank->torn = status != QE_OK;
     }
     if (status == QE_OK) return;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/lock.h"
 #include "step/capture.h"
 
 static void *rank_main(void *opaque) {
@@ -69,18 +70,26 @@ static void rank_destroy(qe_rank *rank) {
     rank->team->options.backend->close(rank->device);
 }
 
+static int team_locks(qe_team *team) {
+    int refused = qe_lock_init(&team->mutex, &team->wake, NULL);
+    if (refused) return refused;
+    refused = pthread_cond_init(&team->done, NULL);
+    if (refused) qe_lock_deinit(&team->mutex, &team->wake);
+    return refused;
+}
+
 qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe_team_options *options,
                          qe_team **team_out, qe_error *error_out) {
     QE_ASSERT(train != NULL || evaluate != NULL);
     qe_team *team = calloc(1, sizeof *team);
-    if (team == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a team");
+    if (team == NULL || team_locks(team) != 0) {
+        free(team);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a team");
+    }
     team->plan = train != NULL ? train : evaluate;
     team->options = *options;
     team->rank_count = team->plan->ranks;
     team->edit_rank = QE_NONE;
-    pthread_mutex_init(&team->mutex, NULL);
-    pthread_cond_init(&team->wake, NULL);
-    pthread_cond_init(&team->done, NULL);
     team->ranks = calloc(team->rank_count, sizeof *team->ranks);
     qe_status status = team->ranks == NULL
                            ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ranks", team->rank_count)
@@ -101,8 +110,7 @@ void qe_team_destroy(qe_team *team) {
     for (uint32_t i = 0; team->ranks != NULL && i < team->rank_count; i++) rank_destroy(&team->ranks[i]);
     free(team->ranks);
     pthread_cond_destroy(&team->done);
-    pthread_cond_destroy(&team->wake);
-    pthread_mutex_destroy(&team->mutex);
+    qe_lock_deinit(&team->mutex, &team->wake);
     free(team);
 }
 
@@ -150,6 +158,7 @@ qe_status qe_team_parameter_read(qe_team *team, uint32_t index, float *values_ou
 static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *error_out) {
     qe_status worst = QE_OK;
     const qe_rank *cause = NULL;
+    uint32_t committed = 0;
     result_out->violation_rank = QE_NONE;
     for (uint32_t i = 0; i < team->rank_count; i++) {
         const qe_rank *rank = &team->ranks[i];
@@ -159,6 +168,7 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
                                                                 : 2;
         int weight_old = worst == QE_CONTRACT ? 3 : worst == QE_ERROR_INTERRUPTED ? 1 : worst == QE_OK ? 0 : 2;
         team->torn |= rank->torn;
+        committed += rank->committed != 0;
         if (weight_new > weight_old) worst = rank->status, cause = rank;
         if (rank->violations.count > 0 && result_out->violation_rank == QE_NONE) {
             result_out->violation_rank = i;
@@ -166,6 +176,7 @@ static qe_status outcome(qe_team *team, qe_step_result *result_out, qe_error *er
         }
     }
     if (worst == QE_OK) return QE_OK;
+    team->torn |= committed > 0; /* a transport that failed one rank behind a meeting that the others held */
     team->options.comm->reset(team->options.world);
     if (error_out != NULL && worst != QE_CONTRACT) {
         *error_out = cause->error;

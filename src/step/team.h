@@ -87,6 +87,7 @@ typedef struct qe_rank {
     qe_violations violations; /* under observe: the first of the step, as its ledger told them */
     qe_program history; /* of a step that was refused or observed */
     uint8_t vetoed;
+    uint8_t committed; /* this step's commits ran */
     uint8_t torn; /* some weights of a step are committed and others not: the device failed in between */
     double loss_sum, gradient_norm;
     uint64_t certified, judged;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/lock.h"
 #include "store/folder.h"
 
 struct qe_checkpoint_writer {
@@ -45,13 +46,14 @@ qe_status qe_checkpoint_writer_create(qe_checkpoint_folder *folder, unsigned per
     qe_checkpoint_writer *writer = calloc(1, sizeof *writer);
     if (writer == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a writer");
     writer->folder = folder;
-    qe_pace_init(&writer->pace, percent);
-    pthread_mutex_init(&writer->mutex, NULL);
-    pthread_cond_init(&writer->changed, NULL);
-    if (pthread_create(&writer->thread, NULL, writer_main, writer) == 0) return *writer_out = writer, QE_OK;
-    qe_pace_deinit(&writer->pace);
-    pthread_cond_destroy(&writer->changed);
-    pthread_mutex_destroy(&writer->mutex);
+    int refused = qe_pace_init(&writer->pace, percent);
+    if (!refused) {
+        refused = qe_lock_init(&writer->mutex, &writer->changed, NULL);
+        if (!refused && pthread_create(&writer->thread, NULL, writer_main, writer) == 0)
+            return *writer_out = writer, QE_OK;
+        if (!refused) qe_lock_deinit(&writer->mutex, &writer->changed);
+        qe_pace_deinit(&writer->pace);
+    }
     free(writer);
     return qe_error_set(error_out, QE_ERROR_IO, "raise the limit on threads", "no thread to write checkpoints");
 }
@@ -65,8 +67,7 @@ void qe_checkpoint_writer_destroy(qe_checkpoint_writer *writer) {
     pthread_mutex_unlock(&writer->mutex);
     pthread_join(writer->thread, NULL);
     qe_pace_deinit(&writer->pace);
-    pthread_cond_destroy(&writer->changed);
-    pthread_mutex_destroy(&writer->mutex);
+    qe_lock_deinit(&writer->mutex, &writer->changed);
     free(writer);
 }
 

@@ -164,15 +164,24 @@ static int by_serial(const void *left, const void *right) {
     return one->step > two->step ? -1 : one->step < two->step;
 }
 
-/* Reads the manifest of a checkpoint below `parent`; an empty manifest where there is none that can be read. */
+/* What cannot be read now (no descriptors, no memory, a device that fails) may be whole: only what is not there, or no
+ * directory, is no checkpoint. */
+static qe_status unread(int code) {
+    return code == ENOENT || code == ENOTDIR || code == ELOOP ? QE_ERROR_FORMAT : QE_ERROR_IO;
+}
+
+/* Reads the manifest of a checkpoint below `parent`; an empty manifest where there is none that can be read.
+ * On failure: QE_ERROR_IO and QE_ERROR_MEMORY say nothing about the checkpoint. */
 static qe_status read_manifest(int parent, const char *path, const char *name, qe_manifest *manifest_out) {
     char *text = NULL;
     size_t bytes = 0;
     int descriptor = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     memset(manifest_out, 0, sizeof *manifest_out);
-    if (descriptor < 0) return QE_ERROR_IO;
+    if (descriptor < 0) return unread(errno);
     qe_status status =
         qe_folder_read(descriptor, path, QE_MANIFEST_NAME, QE_MANIFEST_BYTES_MAX, &text, &bytes, NULL);
+    if (status == QE_ERROR_IO && faccessat(descriptor, QE_MANIFEST_NAME, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
+        status = unread(errno);
     if (status == QE_OK) status = qe_manifest_read_text(text, bytes, path, manifest_out, NULL);
     free(text);
     close(descriptor);
@@ -192,9 +201,12 @@ qe_status qe_folder_checkpoints(int descriptor, const char *path, qe_checkpoint_
         snprintf(one->name, sizeof one->name, "%s", names[i]);
         qe_status status = read_manifest(descriptor, path, names[i], &manifest);
         one->serial = status == QE_OK ? manifest.serial : UINT64_MAX;
-        one->is_foreign = status == QE_ERROR_UNSUPPORTED || status == QE_ERROR_MEMORY;
+        one->is_foreign = status == QE_ERROR_UNSUPPORTED || status == QE_ERROR_IO;
         qe_manifest_deinit(&manifest);
         found++;
+        if (status != QE_ERROR_MEMORY) continue;
+        free(list); /* which one is the newest cannot be told */
+        list = NULL;
     }
     qe_folder_names_free(names, count);
     if (list == NULL) return qe_store_refuse_errno(error_out, path, "list", ENOMEM);

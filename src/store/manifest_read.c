@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "store/file.h"
+#include "store/json.h"
 #include "store/manifest.h"
 
 typedef struct reading {
@@ -201,9 +202,9 @@ qe_status qe_manifest_read_text(const char *text, size_t bytes, const char *path
     json_error_t error;
     memset(manifest_out, 0, sizeof *manifest_out);
     QE_TRY(check_seal(&from, text, bytes));
-    errno = 0; /* jansson reports memory that ran out as bad JSON */
-    json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (document == NULL && errno == ENOMEM) return qe_store_refuse_errno(error_out, path, "read", ENOMEM);
+    int is_memory_out = 0;
+    json_t *document = qe_json_parse(text, bytes, &error, &is_memory_out);
+    if (is_memory_out) return qe_store_refuse_errno(error_out, path, "read", ENOMEM);
     if (document == NULL) return REFUSE(&from, "not JSON: %s", error.text);
     qe_status status = json_is_object(document) ? read_document(&from, document, manifest_out)
                                                 : REFUSE(&from, "the manifest is not an object");

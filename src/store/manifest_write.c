@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "store/file.h"
+#include "store/json.h"
 #include "store/manifest.h"
 
 /* Every helper takes NULL for what memory was missing for, and the whole is NULL then. */
@@ -108,15 +109,16 @@ static char *seal(const char *text, size_t *bytes_out) {
 
 qe_status qe_manifest_write_text(const qe_manifest *manifest, const char *path, char **text_out, size_t *bytes_out,
                                  qe_error *error_out) {
-    errno = 0;
+    qe_json_guard();
+    unsigned long refusals = qe_json_refusals();
     json_t *document = manifest_json(manifest);
-    char *text = document ? json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
-    int is_out_of_memory = errno == ENOMEM;
+    char *text = document ? qe_json_text(document, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(document);
     char *sealed = text ? seal(text, bytes_out) : NULL;
     free(text);
     if (sealed != NULL) return *text_out = sealed, QE_OK;
-    if (document != NULL || is_out_of_memory) return qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
+    if (document != NULL || qe_json_refusals() != refusals)
+        return qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
     return qe_store_refuse(error_out, QE_ERROR_ARGUMENT, path, "Use names and paths in UTF-8.",
                            "a name or a path in it is not UTF-8");
 }

@@ -13,6 +13,7 @@
 #include "base/assert.h"
 #include "qeffect/safetensors.h"
 #include "store/file.h"
+#include "store/json.h"
 
 enum { CONFIG_BYTES_MAX = 1 << 20 }; /* real ones have about 1 KiB */
 
@@ -39,8 +40,10 @@ static json_t *make_config(const qe_store_model *model) {
 /* As few digits as read back to the same numbers. */
 static char *print_config(const json_t *config) {
     for (size_t digits = 1; digits <= 17; digits++) {
-        char *text = json_dumps(config, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
-        json_t *back = text ? json_loads(text, 0, NULL) : NULL;
+        char *text = qe_json_text(config, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
+        json_error_t error;
+        int is_memory_out = 0;
+        json_t *back = text ? qe_json_parse(text, strlen(text), &error, &is_memory_out) : NULL;
         int is_same = back != NULL && json_equal(config, back);
         json_decref(back);
         if (is_same || digits == 17) return text;
@@ -122,12 +125,11 @@ static qe_status load_json(const char *path, json_t **config_out, qe_error *erro
     else if (text == NULL) status = qe_store_refuse_errno(error_out, path, "read", ENOMEM);
     else status = qe_store_read(descriptor, path, text, size_bytes, error_out);
     close(descriptor);
-    errno = 0; /* jansson reports memory that ran out as bad JSON */
-    json_t *config = status == QE_OK ? json_loadb(text, (size_t)size_bytes, JSON_REJECT_DUPLICATES, &error) : NULL;
-    int is_out_of_memory = errno == ENOMEM;
+    int is_memory_out = 0;
+    json_t *config = status == QE_OK ? qe_json_parse(text, (size_t)size_bytes, &error, &is_memory_out) : NULL;
     free(text);
     if (status != QE_OK) return status;
-    if (config == NULL && is_out_of_memory) return qe_store_refuse_errno(error_out, path, "read", ENOMEM);
+    if (is_memory_out) return qe_store_refuse_errno(error_out, path, "read", ENOMEM);
     if (config == NULL) {
         qe_store_refuse(error_out, QE_ERROR_FORMAT, path, "Write the model anew.", "not JSON: %s", error.text);
         qe_error_place(error_out, path, error.line > 0 ? (uint32_t)error.line : 0,

@@ -3,25 +3,27 @@
 
 #include <time.h>
 
+#include "base/lock.h"
+
 static int64_t now_ns(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-void qe_pace_init(qe_pace *pace, unsigned percent) {
+int qe_pace_init(qe_pace *pace, unsigned percent) {
     *pace = (qe_pace){.percent = percent < 1 ? 1 : percent};
     pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&pace->mutex, NULL);
-    pthread_cond_init(&pace->hurried, &monotonic);
+    int refused = pthread_condattr_init(&monotonic);
+    if (refused) return refused;
+    refused = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    if (!refused) refused = qe_lock_init(&pace->mutex, &pace->hurried, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    return refused;
 }
 
 void qe_pace_deinit(qe_pace *pace) {
-    pthread_cond_destroy(&pace->hurried);
-    pthread_mutex_destroy(&pace->mutex);
+    qe_lock_deinit(&pace->mutex, &pace->hurried);
 }
 
 void qe_pace_begin(qe_pace *pace) {

@@ -17,7 +17,8 @@ typedef struct qe_pace {
     int64_t worked_ns; /* processor time of the writing thread up to the last rest */
 } qe_pace;
 
-void qe_pace_init(qe_pace *pace, unsigned percent);
+/* 0, or the system's error number: nothing is left then. */
+int qe_pace_init(qe_pace *pace, unsigned percent);
 void qe_pace_deinit(qe_pace *pace);
 /* The calling thread begins to work. */
 void qe_pace_begin(qe_pace *pace);

@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "qeffect/limits.h"
 #include "store/file.h"
+#include "store/json.h"
 #include "store/tensor.h"
 
 struct qe_safetensors {
@@ -174,9 +175,9 @@ static qe_status parse_header(const source *from, char *text, uint64_t length, j
     QE_TRY(take(from, text, length));
     /* The format wants `{` first; spaces may follow the object. */
     if (text[0] != '{') return REFUSE(from, "the header does not begin with {");
-    errno = 0; /* jansson reports memory that ran out as bad JSON */
-    json_t *header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
-    if (header == NULL && errno == ENOMEM) return qe_store_refuse_errno(from->error_out, from->path, "read", ENOMEM);
+    int is_memory_out = 0;
+    json_t *header = qe_json_parse(text, (size_t)length, &error, &is_memory_out);
+    if (is_memory_out) return qe_store_refuse_errno(from->error_out, from->path, "read", ENOMEM);
     if (header == NULL) return REFUSE(from, "the header is not JSON, at byte %d: %s", error.position, error.text);
     QE_ASSERT(json_is_object(header));
     *header_out = header;

@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "store/file.h"
+#include "store/json.h"
 #include "store/tensor.h"
 
 static qe_status judge_tensor(const char *path, const qe_tensor *tensor, qe_error *error_out) {
@@ -84,7 +85,7 @@ static qe_status make_header(const char *path, const qe_tensor *tensors, size_t 
     qe_status status = header ? QE_OK : qe_store_refuse_errno(error_out, path, "describe", ENOMEM);
     if (status == QE_OK) status = add_metadata(header, path, metadata, metadata_count, error_out);
     if (status == QE_OK) status = add_tensors(header, path, tensors, count, error_out);
-    char *text = status == QE_OK ? json_dumps(header, JSON_COMPACT) : NULL;
+    char *text = status == QE_OK ? qe_json_text(header, JSON_COMPACT) : NULL;
     json_decref(header);
     if (status != QE_OK) return status;
     size_t length = text ? strlen(text) : 0, padded = (length + 7) / 8 * 8;

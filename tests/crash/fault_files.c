@@ -27,6 +27,7 @@
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static atomic_int calls, is_full;
+static const char *_Atomic struck; /* the call that met its fault */
 
 static const struct { const char *name; int code; } codes[] = {
     {"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EACCES", EACCES}, {"EINTR", EINTR}, {"EMFILE", EMFILE}, {"full", ENOSPC}};
@@ -93,6 +94,7 @@ static fault judge(const char *call, int needs_room, int folder, const char *nam
     if (strcmp(what, "full") == 0) is_full = 1;
     if (is_full && !needs_room) return NONE;
     fault chosen = fault_of(what);
+    atomic_store(&struck, call);
     if (chosen == BEFORE) die();
     return chosen;
 }

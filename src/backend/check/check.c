@@ -4,15 +4,17 @@
 
 #include "backend/check/check.h"
 #include "base/assert.h"
+#include "base/lock.h"
 #include "qeffect/limits.h"
 
 _Static_assert(CHECK_GUARD_BYTES % QE_ALIGN_BYTES == 0, "memory behind a guard is aligned as it would be without");
 
 static qe_status check_open(qe_device **device_out, qe_error *error_out) {
     qe_device *device = calloc(1, sizeof *device);
-    if (!device) return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
-    pthread_mutex_init(&device->lock, NULL);
-    pthread_cond_init(&device->changed, NULL);
+    if (!device || qe_lock_init(&device->lock, &device->changed, NULL) != 0) {
+        free(device);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
+    }
     qe_error_set(&device->refusal, QE_ERROR_ARGUMENT, "see qe_check_wrap", "the check device wraps no other device");
     *device_out = device;
     return QE_OK;
@@ -43,8 +45,7 @@ static void check_close(qe_device *device) {
         progress = next;
     }
     if (device->inner) device->inner_backend->close(device->inner);
-    pthread_cond_destroy(&device->changed);
-    pthread_mutex_destroy(&device->lock);
+    qe_lock_deinit(&device->lock, &device->changed);
     free(device->regions);
     free(device->declarations);
     free(device->spans);

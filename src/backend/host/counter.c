@@ -2,6 +2,8 @@
  * waits for, then looks at the value. Both orders are sequentially consistent, so one of the two sees the other. */
 #include "backend/host/counter.h"
 
+#include "base/lock.h"
+
 /* Some 200 ns where a pause takes 140 cycles: longer than a cache line needs to travel, too short to steal a core from
  * an op that is running. */
 enum { SPIN_TURNS = 4 };
@@ -12,16 +14,14 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-void qe_host_counter_init(host_counter *counter) {
+int qe_host_counter_init(host_counter *counter) {
     atomic_init(&counter->value, 0);
     atomic_init(&counter->wake_at, UINT64_MAX);
-    pthread_mutex_init(&counter->lock, NULL);
-    pthread_cond_init(&counter->risen, NULL);
+    return qe_lock_init(&counter->lock, &counter->risen, NULL);
 }
 
 void qe_host_counter_deinit(host_counter *counter) {
-    pthread_cond_destroy(&counter->risen);
-    pthread_mutex_destroy(&counter->lock);
+    qe_lock_deinit(&counter->lock, &counter->risen);
 }
 
 void qe_host_counter_raise(host_counter *counter, uint64_t value) {

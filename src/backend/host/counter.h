@@ -15,7 +15,8 @@ typedef struct host_counter {
     pthread_cond_t risen;
 } host_counter;
 
-void qe_host_counter_init(host_counter *counter);
+/* 0, or the system's error number: nothing is left then. */
+int qe_host_counter_init(host_counter *counter);
 void qe_host_counter_deinit(host_counter *counter);
 /* Only one thread raises a counter. Sleepers are woken only when the least of them is satisfied: a host that waits for
  * the last of a thousand ops is woken once. */

@@ -50,6 +50,16 @@ QE_STATIC_ASSERT(sizeof(qe_graph) % _Alignof(host_lane) == 0, "lanes lie behind 
 QE_STATIC_ASSERT(sizeof(host_lane) % _Alignof(host_node) == 0, "nodes lie behind the lanes");
 QE_STATIC_ASSERT(sizeof(host_node) % _Alignof(host_counter) == 0, "signals lie behind the nodes");
 
+/* All signals, or none. */
+static int signals_init(qe_graph *graph, uint64_t count) {
+    for (graph->signals_count = 0; graph->signals_count < count; ++graph->signals_count)
+        if (qe_host_counter_init(&graph->signals[graph->signals_count]) != 0) {
+            while (graph->signals_count > 0) qe_host_counter_deinit(&graph->signals[--graph->signals_count]);
+            return -1;
+        }
+    return 0;
+}
+
 static qe_graph *graph_allocate(qe_device *device, const graph_sizes *sizes) {
     const uint64_t bytes = sizeof(qe_graph) + sizes->lanes * sizeof(host_lane) +
                            sizes->nodes_count * sizeof(host_node) + sizes->signals_count * sizeof(host_counter);
@@ -59,10 +69,10 @@ static qe_graph *graph_allocate(qe_device *device, const graph_sizes *sizes) {
     graph->lanes = (host_lane *)(graph + 1);
     host_node *nodes = (host_node *)(graph->lanes + sizes->lanes);
     graph->signals = (host_counter *)(nodes + sizes->nodes_count);
-    graph->signals_count = sizes->signals_count;
     graph->info = (qe_graph_info){.ops = (uint32_t)sizes->ops, .lanes = sizes->lanes, .bytes = bytes};
-    for (uint64_t i = 0; i < graph->signals_count; ++i) qe_host_counter_init(&graph->signals[i]);
-    return graph;
+    if (signals_init(graph, sizes->signals_count) == 0) return graph;
+    free(graph);
+    return NULL;
 }
 
 static host_node node_of(const host_recording *recording, const host_step *step, host_counter *signals) {

@@ -8,6 +8,7 @@
 #include "backend/host/graph.h"
 #include "backend/host/recording.h"
 #include "base/assert.h"
+#include "base/lock.h"
 #include "qeffect/limits.h"
 
 /* The level asked for by QE_HOST_LEVEL, never above what the processor has. */
@@ -34,13 +35,13 @@ static qe_status host_open(qe_device **device_out, qe_error *error_out) {
     QE_TRY(level_choose(&level, error_out));
     QE_TRY(qe_host_blas_join(&blas, error_out));
     qe_device *device = calloc(1, sizeof *device);
-    if (!device) {
+    if (!device || qe_lock_init(&device->lock, NULL, NULL) != 0) {
+        free(device);
         qe_host_blas_leave();
         return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for a device");
     }
     device->kernels = qe_host_kernels_of(level);
     device->blas = blas;
-    pthread_mutex_init(&device->lock, NULL);
     atomic_init(&device->recordings_live, 0);
     snprintf(device->identity, sizeof device->identity, "host %s %s", device->kernels->name, blas->name);
     *device_out = device;

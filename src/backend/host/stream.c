@@ -11,6 +11,7 @@
 #include "backend/host/graph.h"
 #include "backend/host/recording.h"
 #include "base/assert.h"
+#include "base/lock.h"
 
 enum { RING_ROOM = 64 };    /* a submitter that met a full ring sleeps until this much is free, not for every item */
 enum { THREAD_NAME_BYTES = 16 }; /* Linux keeps 15 characters */
@@ -59,16 +60,28 @@ static void progress_attach(qe_device *device, host_progress *progress) {
     pthread_mutex_unlock(&device->lock);
 }
 
+static host_progress *progress_create(void) {
+    host_progress *progress = calloc(1, sizeof *progress);
+    if (progress && qe_host_counter_init(&progress->done) == 0) return progress;
+    free(progress);
+    return NULL;
+}
+
+static void progress_destroy(host_progress *progress) {
+    if (!progress) return;
+    qe_host_counter_deinit(&progress->done);
+    free(progress);
+}
+
 static qe_stream *stream_allocate(qe_device *device, const char *name) {
     qe_stream *stream = calloc(1, sizeof *stream);
     if (!stream) return NULL;
-    stream->progress = calloc(1, sizeof *stream->progress);
-    if (!stream->progress) {
+    stream->progress = progress_create();
+    if (!stream->progress || qe_host_counter_init(&stream->submitted) != 0) {
+        progress_destroy(stream->progress);
         free(stream);
         return NULL;
     }
-    qe_host_counter_init(&stream->progress->done);
-    qe_host_counter_init(&stream->submitted);
     atomic_init(&stream->failure, QE_OK);
     atomic_init(&stream->failed_kind, 0);
     stream->device = device;
@@ -88,8 +101,7 @@ static qe_status host_stream_create(qe_device *device, const char *name, qe_stre
         return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for stream '%s'", name);
     const int refused = pthread_create(&stream->thread, NULL, stream_main, stream);
     if (refused) {
-        qe_host_counter_deinit(&stream->progress->done);
-        free(stream->progress);
+        progress_destroy(stream->progress);
         stream_free(stream);
         return qe_error_set(error_out, QE_ERROR_IO,
                             "raise the limits of threads and memory (ulimit -u, -v) or use fewer ranks",
@@ -127,8 +139,10 @@ static event_state event_state_of(const qe_event *event) {
 
 static qe_status host_event_create(qe_device *device, qe_event **event_out, qe_error *error_out) {
     qe_event *event = calloc(1, sizeof *event);
-    if (!event) return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for an event");
-    pthread_mutex_init(&event->lock, NULL);
+    if (!event || qe_lock_init(&event->lock, NULL, NULL) != 0) {
+        free(event);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again", "no memory for an event");
+    }
     atomic_init(&event->state, EVENT_PLAIN);
     event->device = device;
     *event_out = event;

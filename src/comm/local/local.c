@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/lock.h"
 #include "qeffect/limits.h"
 
 enum channel_state { CHANNEL_EMPTY, CHANNEL_OFFERED, CHANNEL_TAKEN };
@@ -56,11 +57,11 @@ qe_status qe_local_world_create(uint32_t ranks, qe_world **world_out, qe_error *
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use a number of ranks within that range",
                             "%u ranks in one process; 1 to %d are possible", ranks, QE_RANKS_MAX);
     qe_world *world = calloc(1, sizeof *world + ranks * sizeof world->seats[0]);
-    if (!world)
+    if (!world || qe_lock_init(&world->lock, &world->met, NULL) != 0) {
+        free(world);
         return qe_error_set(error_out, QE_ERROR_MEMORY, "free memory and try again",
                             "no memory for a world of %u ranks", ranks);
-    pthread_mutex_init(&world->lock, NULL);
-    pthread_cond_init(&world->met, NULL);
+    }
     atomic_init(&world->aborted, 0);
     world->ranks = ranks;
     *world_out = world;
@@ -72,13 +73,11 @@ void qe_local_world_destroy(qe_world *world) {
     QE_ASSERT(world->seated == 0 || atomic_load(&world->aborted));
     for (qe_channel *channel = world->channels; channel;) {
         qe_channel *next = channel->next;
-        pthread_cond_destroy(&channel->changed);
-        pthread_mutex_destroy(&channel->lock);
+        qe_lock_deinit(&channel->lock, &channel->changed);
         free(channel);
         channel = next;
     }
-    pthread_cond_destroy(&world->met);
-    pthread_mutex_destroy(&world->lock);
+    qe_lock_deinit(&world->lock, &world->met);
     free(world);
 }
 
@@ -92,9 +91,10 @@ static qe_channel *channel_find(const qe_world *world, uint32_t from_rank, uint3
 /* Requires: world->lock is held. NULL: no memory. */
 static qe_channel *channel_add(qe_world *world, uint32_t from_rank, uint32_t to_rank, uint32_t lane) {
     qe_channel *channel = calloc(1, sizeof *channel);
-    if (!channel) return NULL;
-    pthread_mutex_init(&channel->lock, NULL);
-    pthread_cond_init(&channel->changed, NULL);
+    if (!channel || qe_lock_init(&channel->lock, &channel->changed, NULL) != 0) {
+        free(channel);
+        return NULL;
+    }
     channel->from_rank = from_rank;
     channel->to_rank = to_rank;
     channel->lane = lane;

@@ -223,6 +223,15 @@ static void a_decimal_point_is_a_point_in_every_locale(void **state) {
     setlocale(LC_NUMERIC, "C");
 }
 
+static void a_sink_says_that_its_builder_failed(void **state) {
+    (void)state;
+    qe_text_builder builder = {0};
+    assert_int_equal(qe_text_builder_sink("ab", 2, &builder), 0);
+    builder.failed = true;
+    assert_int_equal(qe_text_builder_sink("c", 1, &builder), -1);
+    assert_null(qe_text_builder_take(&builder));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_numbers_are_read_to_both_ends_of_their_range),
@@ -240,6 +249,7 @@ int main(void) {
         cmocka_unit_test(a_failure_sticks_until_the_text_is_taken),
         cmocka_unit_test(json_strings_are_escaped_and_bad_bytes_replaced),
         cmocka_unit_test(a_decimal_point_is_a_point_in_every_locale),
+        cmocka_unit_test(a_sink_says_that_its_builder_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -122,11 +122,112 @@ static void a_step_whose_device_fails_is_given_up_or_the_team_is(void **state) {
     assert_true(fail_every_call(&options, FAULT_SYNC) > 0);
 }
 
+/* What a transport says of its n-th call, or of the n-th meeting that all held, to one rank alone. */
+static atomic_long sends_left, meetings_left;
+static qe_world *_Atomic joined;
+
+static qe_status faulty_open(qe_world *ranks, uint32_t from, uint32_t to, uint32_t lane, qe_channel **channel_out,
+                             qe_error *error_out) {
+    atomic_store(&joined, ranks);
+    return qe_local_comm()->channel_open(ranks, from, to, lane, channel_out, error_out);
+}
+
+static qe_status faulty_send(qe_channel *channel, const void *bytes_at, size_t bytes) {
+    if (atomic_fetch_sub(&sends_left, 1) != 1) return qe_local_comm()->send(channel, bytes_at, bytes);
+    qe_local_comm()->abort(atomic_load(&joined));
+    return QE_ERROR_DEVICE;
+}
+
+static qe_status faulty_meet(qe_world *ranks, uint32_t rank, qe_status mine, const double *values, size_t count,
+                             double *gathered, qe_status *worst_out) {
+    qe_status status = qe_local_comm()->meet(ranks, rank, mine, values, count, gathered, worst_out);
+    return rank == 0 && atomic_fetch_sub(&meetings_left, 1) == 1 ? QE_ERROR_DEVICE : status;
+}
+
+static qe_comm_ops faulty_comm;
+
+static void faulty_opened(qe_device *device, const void *context) {
+    (void)context;
+    qe_host_set_comm(device, &faulty_comm);
+}
+
+static void faulty_world(world *w) {
+    faulty_comm = *qe_local_comm();
+    faulty_comm.channel_open = faulty_open;
+    faulty_comm.send = faulty_send;
+    faulty_comm.meet = faulty_meet;
+    world_options options = {.schedule = schedule, .ranks = 2, .microbatches = 2, .comm = &faulty_comm,
+                             .opened = faulty_opened};
+    world_open(w, &options);
+    world_step(w, 0);
+}
+
+static void a_transport_that_fails_is_the_cause_and_not_whom_it_woke(void **state) {
+    (void)state;
+    world w;
+    faulty_world(&w);
+    for (long nth = 1; nth <= 4; nth++) { /* two microbatches, there and back */
+        world_hash before = world_state(&w);
+        atomic_store(&sends_left, nth);
+        assert_int_equal(world_try_step(&w, 0), QE_ERROR_DEVICE);
+        assert_int_equal(w.error.status, QE_ERROR_DEVICE);
+        assert_string_equal(world_state(&w).text, before.text);
+        world_step(&w, 0);
+    }
+    world_close(&w);
+}
+
+/* In the first of the two meetings nothing was written; behind the second the others commit. */
+static void a_rank_that_lost_a_meeting_the_others_held_gives_the_step_up_or_the_team(void **state) {
+    (void)state;
+    world w;
+    faulty_world(&w);
+    world_hash before = world_state(&w);
+    atomic_store(&meetings_left, 1);
+    assert_int_equal(world_try_step(&w, 0), QE_ERROR_DEVICE);
+    assert_string_equal(world_state(&w).text, before.text);
+    world_step(&w, 0);
+    char hash[QE_STATE_HASH_BYTES];
+    atomic_store(&meetings_left, 2);
+    assert_int_equal(world_try_step(&w, 0), QE_ERROR_DEVICE);
+    assert_int_equal(qe_team_state_hash(w.team, hash, &w.error), QE_ERROR_DEVICE);
+    assert_non_null(strstr(w.error.remedy, "checkpoint"));
+    world_close(&w);
+}
+
+static void a_recording_that_fails_tells_its_own_cause(void **state) {
+    (void)state;
+    fault_backend faulty;
+    static const struct {
+        int place;
+        qe_status status;
+    } cases[] = {{FAULT_RUN, QE_ERROR_DEVICE}, {FAULT_GRAPH, QE_ERROR_MEMORY}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        world w;
+        world_options options = {.schedule = schedule, .ranks = 2, .microbatches = 2, .capture = QE_CAPTURE_STEP};
+        options.backend = fault_backend_init(&faulty);
+        world_prepare(&w, &options);
+        for (long nth = 1; nth < CALLS_MAX; nth++) {
+            fault_arm(cases[i].place, nth);
+            qe_status status = world_team(&w, &options);
+            if (!atomic_load(&fault_happened)) break;
+            assert_int_equal(status, cases[i].status);
+            assert_int_equal(w.error.status, cases[i].status);
+        }
+        fault_arm(0, 0);
+        assert_non_null(w.team);
+        world_close(&w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_team_that_cannot_be_made_leaves_nothing_behind),
         cmocka_unit_test(a_step_whose_submission_fails_is_given_up_or_the_team_is),
         cmocka_unit_test(a_step_whose_device_fails_is_given_up_or_the_team_is),
+        cmocka_unit_test(a_transport_that_fails_is_the_cause_and_not_whom_it_woke),
+        cmocka_unit_test(a_rank_that_lost_a_meeting_the_others_held_gives_the_step_up_or_the_team),
+        cmocka_unit_test(a_recording_that_fails_tells_its_own_cause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,9 +3,37 @@
 #include "checkpoint_files.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "qeffect/limits.h"
+
+/* The n-th time from now that memory is asked for, by whatever library, it is refused; and every time behind that. */
+static atomic_long until_refused;
+static atomic_int is_over;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
+#define CAN_REFUSE 0 /* a sanitizer's allocator cannot be stood in for */
+#else
+#define CAN_REFUSE 1
+#define EXPORTED __attribute__((visibility("default")))
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t count, size_t bytes);
+extern void *__libc_realloc(void *at, size_t bytes);
+
+static int is_refused(void) {
+    if (atomic_load(&until_refused) <= 0) return 0;
+    if (atomic_load(&until_refused) > 1 || !atomic_load(&is_over))
+        if (atomic_fetch_sub(&until_refused, 1) != 1) return 0;
+    errno = ENOMEM;
+    return 1;
+}
+
+EXPORTED void *malloc(size_t bytes) { return is_refused() ? NULL : __libc_malloc(bytes); }
+EXPORTED void *calloc(size_t count, size_t bytes) { return is_refused() ? NULL : __libc_calloc(count, bytes); }
+EXPORTED void *realloc(void *at, size_t bytes) { return is_refused() ? NULL : __libc_realloc(at, bytes); }
+#endif
 
 /* Two parameters with moments and one scale: small, so that every bit of it can be tried. */
 typedef struct run {
@@ -569,6 +597,77 @@ static void the_writer_writes_what_it_was_given_and_tells_its_outcome(void **sta
 
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, scene_setup, scene_teardown)
 
+/* jansson leaves a key out where its memory is refused, and calls the text whole. */
+static void refuse_until_clean(scene *s) {
+    run r;
+    run_open(&r, RUN_A);
+    save(s, &r, 2, 0);
+    run_at(&r, 3);
+    long nth = 0, refusals = 0;
+    int is_met = 1;
+    while (is_met) {
+        qe_checkpoint_folder *folder = NULL;
+        qe_checkpoint *checkpoint = NULL;
+        scene_must(s, qe_checkpoint_folder_open(s->folder, 0, &folder, &s->error), "folder");
+        atomic_store(&until_refused, ++nth);
+        qe_status status = qe_checkpoint_write(folder, &r.content, &s->error);
+        is_met = atomic_exchange(&until_refused, 0) <= atomic_load(&is_over); /* 1 stays where memory is over */
+        qe_checkpoint_folder_close(folder);
+        refusals += status == QE_ERROR_MEMORY;
+        if (status != QE_OK) assert_int_equal(status, QE_ERROR_MEMORY);
+        int is_there = open_named(s, "step-00000003", &checkpoint) == QE_OK;
+        if (!is_there) assert_int_equal(s->error.status, QE_ERROR_IO); /* there is none */
+        if (status == QE_OK) assert_true(is_there);
+        qe_checkpoint_close(checkpoint);
+    }
+    assert_true(refusals > 10);
+    qe_manifest_deinit(&r.manifest);
+}
+
+static void memory_that_is_refused_leaves_no_half_of_a_checkpoint(void **state) {
+    if (!CAN_REFUSE) skip();
+    refuse_until_clean(*state);
+}
+
+static void memory_that_is_over_leaves_no_half_of_a_checkpoint(void **state) {
+    if (!CAN_REFUSE) skip();
+    atomic_store(&is_over, 1);
+    refuse_until_clean(*state);
+    atomic_store(&is_over, 0);
+}
+
+/* The next save would remove it, and a run would go on from an older one. */
+static void what_cannot_be_read_now_is_not_taken_for_damage(void **state) {
+    scene *s = *state;
+    static const uint64_t steps[] = {1, 2, 3};
+    qe_checkpoint_name *names = NULL;
+    size_t count = 0;
+    struct rlimit before, none;
+    save_steps(s, steps, 3, 0);
+    int lowest = open("/dev/null", O_RDONLY);
+    close(lowest);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = (rlim_t)lowest + 2, .rlim_max = before.rlim_max}; /* no manifest can be opened */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    qe_status status = qe_checkpoint_list(s->folder, &names, &count, &s->error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    scene_must(s, status, "list");
+    assert_int_equal(count, 3);
+    for (size_t i = 0; i < count; i++) assert_true(names[i].is_foreign);
+    free(names);
+    long nth = 0, refusals = 0, left = 0;
+    while (CAN_REFUSE && left == 0) {
+        atomic_store(&until_refused, ++nth);
+        status = qe_checkpoint_list(s->folder, &names, &count, &s->error);
+        left = atomic_exchange(&until_refused, 0);
+        refusals += status == QE_ERROR_MEMORY;
+        if (status != QE_OK) continue;
+        assert_string_equal(names[0].name, "step-00000003");
+        free(names);
+    }
+    assert_true(refusals > 10 || !CAN_REFUSE);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(what_is_written_reads_back),
@@ -590,6 +689,11 @@ int main(void) {
         IN_FOLDER(what_dead_writers_left_is_swept),
         IN_FOLDER(two_runs_do_not_write_into_one_directory),
         IN_FOLDER(the_writer_writes_what_it_was_given_and_tells_its_outcome),
+        cmocka_unit_test_setup_teardown(memory_that_is_refused_leaves_no_half_of_a_checkpoint, scene_setup,
+                                        scene_teardown),
+        cmocka_unit_test_setup_teardown(memory_that_is_over_leaves_no_half_of_a_checkpoint, scene_setup,
+                                        scene_teardown),
+        cmocka_unit_test_setup_teardown(what_cannot_be_read_now_is_not_taken_for_damage, scene_setup, scene_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
