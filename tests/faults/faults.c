@@ -198,17 +198,16 @@ static long count_calls(const bench *b, const scene *s, fault_kind kind) {
 
 static void scene_sweep(bench *b, scene *s, fault_kind kind) {
     long begin_cases = b->cases, begin_met = b->met, calls = count_calls(b, s, kind), missed = 0;
+    long first = 1 + (b->every > 1 && calls > 0 ? begin_cases * 7919 % (calls < b->every ? calls : b->every) : 0);
     if (b->at > 0) {
         case_run(b, s, kind, b->at);
         return;
     }
     /* Threads may make a run's calls a few more or less than another's: the end is where runs meet nothing. */
-    for (long nth = 1 + (long)((unsigned long)(begin_cases * 7) % (unsigned long)b->every); missed < 2 && calls > 0;
-         nth += b->every) {
+    for (long nth = first; missed < 2 && calls > 0 && (b->every == 1 || nth <= calls); nth += b->every) {
         long met = b->met;
         case_run(b, s, kind, nth);
         missed = b->met == met ? missed + 1 : 0;
-        if (b->every > 1 && nth > calls) break;
     }
     if (calls > 0)
         printf("%-34s %-7s %6ld calls %6ld cases %6ld met\n", s->name, kind_names[kind], calls, b->cases - begin_cases,
