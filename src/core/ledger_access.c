@@ -18,6 +18,7 @@ static qe_rule rule_between(qe_stream_role earlier, qe_stream_role later) {
 static int is_earlier_user(const qe_judgement *judgement, uint32_t effect_index, const qe_access *other) {
     const qe_effect *effect = &judgement->effects[effect_index];
     if (qe_effect_object_kind(effect->kind) != QE_OBJECT_BUFFER || other->item == QE_NONE) return 0;
+    if (judgement->recording != 0) return 0; /* nothing that is recorded has happened */
     return other->item + 1 < judgement->ledger->state[effect->object].key_epoch;
 }
 
@@ -53,11 +54,23 @@ void qe_access_judge(qe_judgement *judgement, uint32_t effect_index, const qe_to
         judge_access(judgement, effect_index, &touches->write);
 }
 
+/* Where the history of an object is: in the world, or in a recording, as the one range of its list. */
+static qe_access *write_of(const qe_ledger *ledger, uint32_t object, uint32_t recording, qe_access **reads_out) {
+    if (recording == 0) {
+        *reads_out = &ledger->reads[(size_t)object * ledger->stream_count];
+        return &ledger->writes[object];
+    }
+    uint32_t id = qe_graph_list(ledger, recording, object)->first;
+    *reads_out = &ledger->pool_reads[(size_t)id * ledger->stream_count];
+    return &ledger->pool[id].write;
+}
+
 void qe_access_check(qe_judgement *judgement, uint32_t effect_index) {
     const qe_ledger *ledger = judgement->ledger;
     uint32_t object = judgement->effects[effect_index].object;
     QE_ASSERT(object < ledger->object_count);
-    qe_touches touches = {ledger->writes[object], &ledger->reads[(size_t)object * ledger->stream_count]};
+    qe_touches touches;
+    touches.write = *write_of(ledger, object, judgement->recording, &touches.reads);
     qe_access_judge(judgement, effect_index, &touches);
 }
 
@@ -65,13 +78,13 @@ void qe_access_apply(qe_ledger *ledger, const qe_judgement *judgement, uint32_t 
     const qe_effect *effect = &judgement->effects[effect_index];
     uint32_t stream = judgement->item->stream;
     qe_access access = {judgement->clock.at[stream], judgement->index, stream};
-    qe_access *reads = &ledger->reads[(size_t)effect->object * ledger->stream_count];
+    qe_access *reads, *write = write_of(ledger, effect->object, judgement->recording, &reads);
     QE_ASSERT(access.clock > 0);
     if (!qe_effect_writes(effect)) {
         reads[stream] = access;
         return;
     }
-    ledger->writes[effect->object] = access;
+    *write = access;
     memset(reads, 0, ledger->stream_count * sizeof *reads);
 }
 
@@ -85,7 +98,7 @@ void qe_access_reset(qe_ledger *ledger) {
 static void replay(qe_ledger *ledger, uint32_t index) {
     const qe_item *item = &ledger->program->items[index];
     if (item->kind != QE_ITEM_OP) {
-        qe_clock_apply(ledger, item);
+        qe_clock_apply(ledger, item, index);
         return;
     }
     qe_judgement judgement = {.ledger = ledger, .item = item, .index = index, .count = item->effect_count};

@@ -1,5 +1,8 @@
 /* ledger_check.c - the state layer: what one effect may find, and what it leaves behind. Checks are pure. An effect
  * is told its one fault; what only follows from it (a handle that is old because the slot is live) is not repeated. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/assert.h"
 #include "core/effect.h"
 #include "core/ledger_state.h"
@@ -121,8 +124,8 @@ static int is_in(const qe_grad_order *order, const qe_contribution *list, uint32
 static uint32_t check_order(const qe_ledger *ledger, const qe_effect *effect, uint32_t deposits, qe_finding *out) {
     const qe_grad_order *order = &ledger->orders[effect->object];
     const qe_contribution *list = &ledger->contributions[order->first];
-    if (deposits >= order->length) return find(out, 0, QE_RULE_GRAD_ORDER, QE_NONE, effect->microbatch);
     if (order->ordered) {
+        if (deposits >= order->length) return find(out, 0, QE_RULE_GRAD_ORDER, QE_NONE, effect->microbatch);
         const qe_contribution *next = &list[deposits];
         if (next->microbatch == effect->microbatch && next->use == effect->use) return 0;
         return find(out, 0, QE_RULE_GRAD_ORDER, next->microbatch, effect->microbatch);
@@ -155,7 +158,7 @@ static uint32_t check_grad(const qe_ledger *ledger, const qe_effect *effect, qe_
     return 0;
 }
 
-static uint32_t check_buffer(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
+uint32_t qe_state_check_range(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
     uint64_t bytes = ledger->program->objects[effect->object].bytes;
     uint32_t slot = ledger->alias[effect->object];
     if (slot != QE_NONE)
@@ -164,7 +167,12 @@ static uint32_t check_buffer(const qe_ledger *ledger, const qe_effect *effect, q
     if (effect->end > bytes) return find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, effect->end);
     if (effect->begin > effect->end) return find(out, 0, QE_RULE_BUFFER_BOUNDS, effect->end, effect->begin);
     uint64_t reach = qe_effect_reach(effect);
-    if (reach > bytes) return find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, reach);
+    return reach > bytes ? find(out, 0, QE_RULE_BUFFER_BOUNDS, bytes, reach) : 0;
+}
+
+static uint32_t check_buffer(const qe_ledger *ledger, const qe_effect *effect, qe_finding *out) {
+    uint32_t count = qe_state_check_range(ledger, effect, out);
+    if (count > 0) return count;
     int absent = ledger->state[effect->object].key_version != 0;
     int begins = effect->kind == QE_EFFECT_BUFFER_ALLOC || effect->kind == QE_EFFECT_BUFFER_TAKE;
     if (begins == absent) return 0;
@@ -254,6 +262,38 @@ static void apply_fill(const qe_ledger *ledger, const qe_effect *effect, qe_obje
     state->word = word;
     state->key_version = version;
     state->key_epoch = epoch;
+}
+
+/* A list moves behind the others when it is full, with twice the room. */
+static qe_status grow_list(void *array, uint32_t *capacity, uint32_t end, size_t bytes, qe_grad_order *list) {
+    uint32_t room = list->length > 0 ? 2 * list->length : 4;
+    if (list->length > QE_PROGRAM_MAX / 2 || end > QE_PROGRAM_MAX - room) return QE_ERROR_LIMIT;
+    unsigned char *old;
+    memcpy(&old, array, sizeof old);
+    if (end + room > *capacity) {
+        uint32_t wanted = 2 * (end + room);
+        old = realloc(old, wanted * bytes);
+        if (old == NULL) return QE_ERROR_MEMORY;
+        memcpy(array, &old, sizeof old);
+        *capacity = wanted;
+    }
+    memcpy(old + end * bytes, old + list->first * bytes, list->length * bytes);
+    list->first = end;
+    list->length = room;
+    return QE_OK;
+}
+
+qe_status qe_state_reserve(qe_ledger *ledger, const qe_effect *effect) {
+    int draws = effect->kind == QE_EFFECT_RNG_DRAW && !effect->write;
+    qe_grad_order *list = &ledger->orders[effect->object];
+    if (!draws && (effect->kind != QE_EFFECT_GRAD_DEPOSIT || list->ordered)) return QE_OK;
+    if ((ledger->state[effect->object].word & QE_LOW32) < list->length) return QE_OK;
+    uint32_t end = ledger->contribution_count;
+    qe_status status = draws ? grow_list(&ledger->draws, &ledger->draw_capacity, end, sizeof *ledger->draws, list)
+                             : grow_list(&ledger->contributions, &ledger->contribution_capacity, end,
+                                         sizeof *ledger->contributions, list);
+    if (status == QE_OK) ledger->contribution_count += list->length;
+    return status;
 }
 
 static void apply_deposit(qe_ledger *ledger, const qe_effect *effect, qe_object_state *state) {

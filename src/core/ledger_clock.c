@@ -49,12 +49,17 @@ void qe_clock_reset(qe_ledger *ledger) {
     for (uint32_t s = 0; s < ledger->stream_count; s++) ledger->partners[s] = partners_of(ledger->program, s);
 }
 
+const qe_clock *qe_clock_given(const qe_ledger *ledger, uint32_t stream) {
+    int records = ledger->stream_recording[stream] != 0;
+    return records ? &ledger->stream_before[stream] : &ledger->stream_clock[stream];
+}
+
 qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream) {
     QE_ASSERT(stream < ledger->stream_count);
     qe_clock clock = ledger->stream_clock[stream];
     qe_clock_merge(&clock, &ledger->host_clock[rank_of(ledger, stream)]);
     for (uint64_t left = ledger->partners[stream]; left != 0; left &= left - 1)
-        qe_clock_merge(&clock, &ledger->stream_clock[__builtin_ctzll(left)]);
+        qe_clock_merge(&clock, qe_clock_given(ledger, (uint32_t)__builtin_ctzll(left)));
     return clock;
 }
 
@@ -70,40 +75,60 @@ static int goes_on(const qe_ledger *ledger, uint32_t recording) {
     return 0;
 }
 
-static int rank_records(const qe_ledger *ledger, uint32_t rank) {
+/* A stream of the rank that records, or QE_NONE. */
+static uint32_t recording_of_rank(const qe_ledger *ledger, uint32_t rank) {
     for (uint32_t s = 0; s < ledger->stream_count; s++)
-        if (ledger->stream_recording[s] != 0 && rank_of(ledger, s) == rank) return 1;
-    return 0;
+        if (ledger->stream_recording[s] != 0 && rank_of(ledger, s) == rank) return s;
+    return QE_NONE;
 }
 
-int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item) {
-    uint32_t recording, of_event;
+/* The legacy stream would wait for a stream that only records: which one, or QE_NONE. */
+static uint32_t recording_disturbed(const qe_ledger *ledger, uint32_t stream) {
+    if (ledger->program->streams[stream].order != QE_STREAM_LEGACY) return QE_NONE;
+    for (uint64_t left = ledger->partners[stream]; left != 0; left &= left - 1)
+        if (ledger->stream_recording[__builtin_ctzll(left)] != 0) return (uint32_t)__builtin_ctzll(left);
+    return QE_NONE;
+}
+
+int qe_clock_can_record(const qe_ledger *ledger, uint32_t stream) {
+    const qe_stream_info *info = &ledger->program->streams[stream];
+    return info->role != QE_STREAM_HOST && info->order != QE_STREAM_LEGACY;
+}
+
+/* Is the event of a recording that the stream neither takes part in nor can join? Or the stream of one, and not it? */
+static int is_foreign_event(const qe_ledger *ledger, uint32_t stream, uint32_t event) {
+    uint32_t recording = ledger->stream_recording[stream], of_event = ledger->event_recording[event];
+    if (recording != 0 || of_event == 0) return of_event != recording;
+    return !goes_on(ledger, of_event) || !qe_clock_can_record(ledger, stream);
+}
+
+int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item, qe_access *across_out) {
+    uint32_t other = QE_NONE;
+    int of_event = 0;
+    *across_out = (qe_access){0};
     switch ((qe_item_kind)item->kind) {
     case QE_ITEM_WAIT:
-        recording = ledger->stream_recording[item->stream];
-        of_event = ledger->event_recording[item->event];
-        if (recording != 0) return of_event != recording;
-        return of_event != 0 && !goes_on(ledger, of_event);
-    case QE_ITEM_SYNC_EVENT: return ledger->event_recording[item->event] != 0;
-    case QE_ITEM_SYNC_STREAM: return ledger->stream_recording[item->stream] != 0;
-    case QE_ITEM_SYNC_DEVICE: return rank_records(ledger, item->rank);
-    case QE_ITEM_OP: /* the legacy stream would wait for a stream that only records */
-        for (uint64_t left = ledger->partners[item->stream]; left != 0; left &= left - 1)
-            if (ledger->stream_recording[__builtin_ctzll(left)] != 0 &&
-                ledger->program->streams[item->stream].order == QE_STREAM_LEGACY)
-                return 1;
-        return 0;
-    case QE_ITEM_RECORD:
+        other = recording_disturbed(ledger, item->stream);
+        of_event = is_foreign_event(ledger, item->stream, item->event);
+        break;
+    case QE_ITEM_SYNC_EVENT: of_event = ledger->event_recording[item->event] != 0; break;
+    case QE_ITEM_SYNC_STREAM: other = ledger->stream_recording[item->stream] != 0 ? item->stream : QE_NONE; break;
+    case QE_ITEM_SYNC_DEVICE: other = recording_of_rank(ledger, item->rank); break;
+    case QE_ITEM_OP:
+    case QE_ITEM_RECORD: other = recording_disturbed(ledger, item->stream); break;
     case QE_ITEM_STEP_BEGIN:
     case QE_ITEM_STEP_END:
     case QE_ITEM_DESTROY:
     case QE_ITEM_KINDS: break;
     }
-    return 0;
+    if (of_event) *across_out = (qe_access){1, ledger->event_item[item->event], item->stream};
+    else if (other != QE_NONE) *across_out = ledger->stream_last[other];
+    return of_event || other != QE_NONE;
 }
 
-static void begin_recording(qe_ledger *ledger, uint32_t stream, uint32_t recording) {
+static void begin_recording(qe_ledger *ledger, uint32_t stream, uint32_t recording, uint32_t origin) {
     ledger->stream_recording[stream] = recording;
+    ledger->stream_origin[stream] = origin;
     ledger->stream_before[stream] = ledger->stream_clock[stream];
 }
 
@@ -111,10 +136,9 @@ static void begin_recording(qe_ledger *ledger, uint32_t stream, uint32_t recordi
 static void join_recording(qe_ledger *ledger, const qe_item *wait) {
     uint32_t recording = ledger->event_recording[wait->event];
     if (recording == 0 || ledger->stream_recording[wait->stream] == recording || !goes_on(ledger, recording)) return;
-    begin_recording(ledger, wait->stream, recording);
     for (uint32_t s = 0; s < ledger->stream_count; s++)
-        if (s != wait->stream && ledger->stream_recording[s] == recording)
-            ledger->stream_graph[wait->stream] = ledger->stream_graph[s];
+        if (ledger->stream_recording[s] == recording)
+            begin_recording(ledger, wait->stream, recording, ledger->stream_origin[s]);
 }
 
 /* What was recorded did not run. Where a program is judged on its own, a stream knows after a recording what it knew
@@ -128,7 +152,7 @@ static void end_recording(qe_ledger *ledger, uint32_t stream) {
 }
 
 void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
-    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) begin_recording(ledger, stream, ++ledger->recordings);
+    if (effect->kind == QE_EFFECT_GRAPH_BEGIN) begin_recording(ledger, stream, ++ledger->recordings, stream);
     uint32_t ended = ledger->stream_recording[stream];
     if (effect->kind != QE_EFFECT_GRAPH_CAPTURE || ended == 0) return;
     for (uint32_t s = 0; s < ledger->stream_count; s++)
@@ -137,6 +161,7 @@ void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *ef
 
 uint32_t qe_clock_unjoined(const qe_ledger *ledger, uint32_t stream, const qe_clock *clock) {
     uint32_t recording = ledger->stream_recording[stream];
+    if (recording != 0 && ledger->stream_origin[stream] != stream) return ledger->stream_origin[stream];
     for (uint32_t s = 0; recording != 0 && s < ledger->stream_count; s++) {
         if (s == stream || ledger->stream_recording[s] != recording) continue;
         uint32_t own = ledger->stream_clock[s].at[s];
@@ -150,11 +175,12 @@ static void sync_device(qe_ledger *ledger, uint32_t rank) {
         if (rank_of(ledger, i) == rank) qe_clock_merge(&ledger->host_clock[rank], &ledger->stream_clock[i]);
 }
 
-static void record(qe_ledger *ledger, const qe_item *item) {
+static void record(qe_ledger *ledger, const qe_item *item, uint32_t index) {
     QE_ASSERT(item->event < ledger->event_count);
     qe_clock clock = qe_clock_next(ledger, item->stream);
     memcpy(event_clock(ledger, item->event), clock.at, ledger->stream_count * sizeof(uint32_t));
     ledger->event_recorded[item->event] = 1;
+    ledger->event_item[item->event] = index;
     ledger->event_recording[item->event] = ledger->stream_recording[item->stream];
     ledger->stream_clock[item->stream] = clock; /* a record is work, too: it comes after what its host knew */
 }
@@ -169,9 +195,9 @@ static void wait(qe_ledger *ledger, const qe_item *item) {
         ledger->host_clock[rank_of(ledger, item->stream)] = clock;
 }
 
-void qe_clock_apply(qe_ledger *ledger, const qe_item *item) {
+void qe_clock_apply(qe_ledger *ledger, const qe_item *item, uint32_t index) {
     switch ((qe_item_kind)item->kind) {
-    case QE_ITEM_RECORD: record(ledger, item); break;
+    case QE_ITEM_RECORD: record(ledger, item, index); break;
     case QE_ITEM_WAIT: wait(ledger, item); break;
     case QE_ITEM_SYNC_EVENT:
         QE_ASSERT(ledger->event_recorded[item->event]);

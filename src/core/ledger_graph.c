@@ -1,6 +1,6 @@
-/* ledger_graph.c - recordings and their launches, where a program is judged on its own. What an op of a recording does
- * to buffers is judged against the recording alone and kept; it happens when the graph is launched, as one op of the
- * launching stream. Effects on versioned objects stay where they stand: a launch names its own versions. */
+/* ledger_graph.c - recordings and what they hold, where a program is judged on its own. What an op of a recording does
+ * is kept; it happens when the graph is launched, as part of the launching op. Versions are kept as the distance from
+ * what the counter would be by then, so that each launch has versions of its own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +23,8 @@ qe_status qe_graph_open(qe_ledger *ledger, qe_error *error_out) {
 }
 
 void qe_graph_close(qe_ledger *ledger) {
-    for (uint32_t i = 0; i < ledger->graph_count; i++) {
-        free(ledger->graphs[i].sealed);
-        free(ledger->graphs[i].recorded);
-    }
+    for (uint32_t i = 0; i < ledger->graph_count; i++) free(ledger->graphs[i].sealed.effects);
+    for (uint32_t s = 0; s < ledger->stream_count; s++) free(ledger->records[s].effects);
     free(ledger->graphs);
     free(ledger->recorded);
 }
@@ -79,9 +77,11 @@ qe_status qe_graph_reserve_list(qe_ledger *ledger, uint32_t recording, uint32_t 
     QE_TRY(grow_table(ledger));
     qe_recorded_space *entry = entry_of(ledger, recording, space);
     if (entry->recording != 0) return QE_OK;
-    QE_TRY(qe_range_list_open(ledger, &entry->list, ledger->ranges[space].bytes));
+    int buffer = ledger->program->objects[space].kind == QE_OBJECT_BUFFER;
+    QE_TRY(qe_range_list_open(ledger, &entry->list, buffer ? ledger->ranges[space].bytes : 1));
     entry->recording = recording;
     entry->space = space;
+    entry->advanced = 0;
     ledger->recorded_count++;
     return QE_OK;
 }
@@ -99,93 +99,87 @@ static void forget_lists(qe_ledger *ledger) {
     QE_ASSERT(ledger->recorded_count == 0);
 }
 
-static qe_status reserve_effects(qe_effect **effects, uint32_t *capacity, uint32_t wanted) {
-    if (wanted <= *capacity) return QE_OK;
-    uint32_t more = *capacity > 0 ? *capacity : FIRST_CAPACITY;
-    while (more < wanted) more *= 2;
-    qe_effect *grown = realloc(*effects, (size_t)more * sizeof *grown);
-    if (grown == NULL) return QE_ERROR_MEMORY;
-    *effects = grown;
-    *capacity = more;
+/* How far what is recorded has moved an object's counter. */
+static uint64_t advanced(const qe_ledger *ledger, uint32_t recording, uint32_t object) {
+    if (ledger->recorded_capacity == 0) return 0;
+    const qe_recorded_space *entry = entry_of(ledger, recording, object);
+    return entry->recording == recording ? entry->advanced : 0;
+}
+
+static uint64_t moved_by(const qe_ledger *ledger, uint32_t object) {
+    return ledger->state[object].counter - ledger->begin[object].counter;
+}
+
+/* Whose counter an effect's version is told from: a cache's weight; a buffer has none. */
+static uint32_t version_owner(const qe_ledger *ledger, const qe_effect *effect) {
+    const qe_object *object = &ledger->program->objects[effect->object];
+    if (object->kind == QE_OBJECT_BUFFER) return QE_NONE;
+    return object->kind == QE_OBJECT_CACHE ? object->weight : effect->object;
+}
+
+static uint32_t epoch_owner(const qe_ledger *ledger, const qe_effect *effect) {
+    const qe_object *object = &ledger->program->objects[effect->object];
+    return object->kind == QE_OBJECT_CACHE ? object->scale : QE_NONE;
+}
+
+void qe_graph_relative(const qe_ledger *ledger, uint32_t recording, qe_effect *effect) {
+    uint32_t version = version_owner(ledger, effect), epoch = epoch_owner(ledger, effect);
+    if (version != QE_NONE) effect->version -= moved_by(ledger, version) + advanced(ledger, recording, version);
+    if (epoch != QE_NONE) effect->epoch -= moved_by(ledger, epoch) + advanced(ledger, recording, epoch);
+}
+
+qe_effect qe_graph_launched(const qe_ledger *ledger, const qe_effect *recorded, uint32_t microbatch) {
+    qe_effect effect = *recorded;
+    uint32_t version = version_owner(ledger, recorded), epoch = epoch_owner(ledger, recorded);
+    qe_object_kind kind = qe_effect_object_kind(effect.kind);
+    int has = kind == QE_OBJECT_SLOT || kind == QE_OBJECT_RNG || effect.kind == QE_EFFECT_GRAD_DEPOSIT;
+    if (has && effect.microbatch != QE_NONE && microbatch != QE_NONE) effect.microbatch = microbatch;
+    if (version != QE_NONE) effect.version += moved_by(ledger, version);
+    if (epoch != QE_NONE) effect.epoch += moved_by(ledger, epoch);
+    return effect;
+}
+
+static uint64_t advance_of(const qe_effect *effect) {
+    if (effect->kind == QE_EFFECT_RNG_DRAW) return effect->write ? 0 : effect->end;
+    return effect->kind == QE_EFFECT_SCALE_FOLD || effect->kind == QE_EFFECT_SLOT_ACQUIRE ||
+           effect->kind == QE_EFFECT_WEIGHT_COMMIT;
+}
+
+qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
+    qe_recorded *record = &ledger->records[ledger->stream_origin[stream]];
+    if (record->count == QE_PROGRAM_MAX) return QE_ERROR_LIMIT;
+    if (record->count == record->capacity) {
+        uint32_t capacity = record->capacity > 0 ? 2 * record->capacity : FIRST_CAPACITY;
+        qe_effect *grown = realloc(record->effects, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) return QE_ERROR_MEMORY;
+        record->effects = grown;
+        record->capacity = capacity;
+    }
+    record->effects[record->count++] = *effect;
+    if (advance_of(effect) > 0)
+        entry_of(ledger, ledger->stream_recording[stream], effect->object)->advanced += advance_of(effect);
     return QE_OK;
 }
 
-qe_status qe_graph_prepare(qe_judgement *judgement) {
-    qe_ledger *ledger = judgement->ledger;
-    for (uint32_t i = 0; i < judgement->count; i++) {
+const qe_recorded *qe_graph_content(const qe_ledger *ledger, uint32_t graph) {
+    return &ledger->graphs[graph_index(ledger, graph)].sealed;
+}
+
+void qe_graph_await(qe_judgement *judgement) {
+    const qe_ledger *ledger = judgement->ledger;
+    for (uint32_t i = 0; i < judgement->count && judgement->recording == 0; i++) {
         if (judgement->effects[i].kind != QE_EFFECT_GRAPH_LAUNCH) continue;
         qe_clock_merge(&judgement->clock, &ledger->graphs[graph_index(ledger, judgement->effects[i].object)].launched);
     }
-    if (judgement->recording == 0) return QE_OK;
-    qe_graph_record *graph = &ledger->graphs[ledger->stream_graph[judgement->item->stream]];
-    uint32_t more = judgement->count;
-    for (uint32_t i = 0; i < judgement->count; i++)
-        if (judgement->effects[i].kind == QE_EFFECT_GRAPH_LAUNCH)
-            more += ledger->graphs[graph_index(ledger, judgement->effects[i].object)].sealed_count;
-    if (more > QE_PROGRAM_MAX - graph->recorded_count) return QE_ERROR_LIMIT;
-    return reserve_effects(&graph->recorded, &graph->recorded_capacity, graph->recorded_count + more);
 }
 
-/* One recorded effect happens now. */
-static qe_status replay_effect(qe_judgement *judgement, const qe_effect *effect) {
-    qe_ledger *ledger = judgement->ledger;
-    qe_judgement one = *judgement;
-    one.effects = effect;
-    one.count = 1;
-    one.bad = one.unordered = one.reused = one.recording = one.saved_count = 0;
-    QE_TRY(qe_range_reserve(ledger, effect, 1, 0));
-    qe_finding findings[QE_FINDINGS_MAX];
-    uint32_t count = qe_state_check(ledger, effect, findings);
-    for (uint32_t i = 0; i < count; i++) qe_judgement_report(&one, 0, &findings[i], &ledger->writes[effect->object]);
-    if (count > 0) return QE_OK;
-    qe_range_check(&one, 0);
-    if (one.unordered) qe_range_apply_unordered(ledger, &one, 0);
-    if (!one.bad || (one.reused && !one.unordered)) qe_range_apply(ledger, &one, 0);
-    return QE_OK;
-}
-
-qe_status qe_graph_replay(qe_judgement *judgement) {
-    const qe_ledger *ledger = judgement->ledger;
-    for (uint32_t i = 0; i < judgement->count; i++) {
-        const qe_effect *launch = &judgement->effects[i];
-        if (launch->kind != QE_EFFECT_GRAPH_LAUNCH || judgement->recording != 0) continue;
-        const qe_graph_record *graph = &ledger->graphs[graph_index(ledger, launch->object)];
-        for (uint32_t k = 0; k < graph->sealed_count; k++) QE_TRY(replay_effect(judgement, &graph->sealed[k]));
-    }
-    return QE_OK;
-}
-
-static void keep_effect(qe_graph_record *graph, const qe_effect *effect) {
-    if (effect->kind != QE_EFFECT_BUFFER_READ && effect->kind != QE_EFFECT_BUFFER_WRITE) return;
-    QE_ASSERT(graph->recorded_count < graph->recorded_capacity);
-    graph->recorded[graph->recorded_count++] = *effect;
-}
-
-/* A launch that is recorded is a graph within the graph. */
-static void keep_recorded(qe_judgement *judgement) {
-    qe_ledger *ledger = judgement->ledger;
-    qe_graph_record *graph = &ledger->graphs[ledger->stream_graph[judgement->item->stream]];
-    for (uint32_t i = 0; i < judgement->count; i++) {
-        const qe_effect *effect = &judgement->effects[i];
-        keep_effect(graph, effect);
-        if (effect->kind != QE_EFFECT_GRAPH_LAUNCH) continue;
-        const qe_graph_record *child = &ledger->graphs[graph_index(ledger, effect->object)];
-        for (uint32_t k = 0; k < child->sealed_count; k++) keep_effect(graph, &child->sealed[k]);
-    }
-}
-
-/* What was recorded becomes what launches replay. */
+/* What was recorded becomes what launches replay; both keep their room. */
 static void seal(qe_ledger *ledger, uint32_t stream, uint32_t index) {
-    qe_graph_record *graph = &ledger->graphs[index];
-    qe_graph_record *recorded = &ledger->graphs[ledger->stream_graph[stream]];
-    qe_effect *effects = graph->sealed;
-    uint32_t capacity = graph->sealed_capacity;
-    graph->sealed = recorded->recorded;
-    graph->sealed_count = recorded->recorded_count;
-    graph->sealed_capacity = recorded->recorded_capacity;
-    recorded->recorded = effects;
-    recorded->recorded_capacity = capacity;
-    recorded->recorded_count = 0;
+    qe_recorded *record = &ledger->records[ledger->stream_origin[stream]];
+    qe_recorded before = ledger->graphs[index].sealed;
+    ledger->graphs[index].sealed = *record;
+    *record = before;
+    record->count = 0;
     ledger->ended_recording = ledger->stream_recording[stream];
     forget_lists(ledger);
 }
@@ -193,17 +187,14 @@ static void seal(qe_ledger *ledger, uint32_t stream, uint32_t index) {
 void qe_graph_finish(qe_judgement *judgement) {
     qe_ledger *ledger = judgement->ledger;
     uint32_t stream = judgement->item->stream;
-    if (judgement->recording != 0) keep_recorded(judgement);
     for (uint32_t i = 0; i < judgement->count; i++) {
         const qe_effect *effect = &judgement->effects[i];
         if (qe_effect_object_kind(effect->kind) != QE_OBJECT_GRAPH) continue;
-        uint32_t graph = graph_index(ledger, effect->object);
-        if (effect->kind == QE_EFFECT_GRAPH_LAUNCH) ledger->graphs[graph].launched = judgement->clock;
-        int captures = effect->kind == QE_EFFECT_GRAPH_CAPTURE;
-        if (captures && judgement->recording != 0) seal(ledger, stream, graph);
-        else if (captures) ledger->graphs[graph].sealed_count = 0; /* handed over whole: nobody told what is in it */
-        if (effect->kind != QE_EFFECT_GRAPH_BEGIN) continue;
-        ledger->stream_graph[stream] = graph;
-        ledger->graphs[graph].recorded_count = 0;
+        qe_graph_record *graph = &ledger->graphs[graph_index(ledger, effect->object)];
+        int captures = effect->kind == QE_EFFECT_GRAPH_CAPTURE, runs = judgement->recording == 0;
+        if (effect->kind == QE_EFFECT_GRAPH_LAUNCH && runs) graph->launched = judgement->clock;
+        if (captures && !runs) seal(ledger, stream, graph_index(ledger, effect->object));
+        else if (captures) graph->sealed.count = 0; /* handed over whole: nobody told what is in it */
+        if (effect->kind == QE_EFFECT_GRAPH_BEGIN && runs) ledger->records[stream].count = 0;
     }
 }

@@ -46,21 +46,23 @@ static void apply_life(const qe_judgement *judgement, const qe_effect *effect) {
     if (begins) state->key_epoch = (uint64_t)judgement->index + 1;
 }
 
-static void judge_state(qe_judgement *judgement, uint32_t effect_index) {
+int qe_judgement_state(qe_judgement *judgement, uint32_t effect_index) {
     qe_ledger *ledger = judgement->ledger;
     const qe_effect *effect = &judgement->effects[effect_index];
-    if (follows(judgement, effect_index)) {
-        judgement->bad |= 1u << effect_index;
-        return;
-    }
     qe_finding findings[QE_FINDINGS_MAX];
     uint32_t count = qe_state_check(ledger, effect, findings);
     for (uint32_t i = 0; i < count; i++)
         qe_judgement_report(judgement, effect_index, &findings[i], &ledger->writes[effect->object]);
-    if (count > 0) return;
-    save(judgement, effect->object);
+    if (count > 0) return 0;
+    if (!ledger->foreign) save(judgement, effect->object); /* a trace keeps what is not wrong */
     qe_state_apply(ledger, effect);
     if (effect->kind >= QE_EFFECT_BUFFER_ALLOC) apply_life(judgement, effect);
+    return 1;
+}
+
+static void judge_state(qe_judgement *judgement, uint32_t effect_index) {
+    if (follows(judgement, effect_index)) judgement->bad |= 1u << effect_index;
+    else (void)qe_judgement_state(judgement, effect_index);
 }
 
 static void judge_op(qe_judgement *judgement) {
@@ -73,9 +75,14 @@ static void judge_op(qe_judgement *judgement) {
 
 static void judge_recording(qe_judgement *judgement) {
     const qe_ledger *ledger = judgement->ledger;
-    if (qe_clock_leaves_recording(ledger, judgement->item))
-        qe_judgement_report(judgement, QE_NONE, &(qe_finding){QE_RULE_SYNC_CAPTURE, 1, 0}, NULL);
+    qe_access across;
+    if (qe_clock_leaves_recording(ledger, judgement->item, &across))
+        qe_judgement_report(judgement, QE_NONE, &(qe_finding){QE_RULE_SYNC_CAPTURE, 1, 0}, &across);
     for (uint32_t i = 0; i < judgement->count; i++) {
+        uint32_t stream = judgement->item->stream;
+        int can_begin = qe_clock_can_record(ledger, stream) && ledger->stream_recording[stream] == 0;
+        if (judgement->effects[i].kind == QE_EFFECT_GRAPH_BEGIN && !can_begin)
+            qe_judgement_report(judgement, i, &(qe_finding){QE_RULE_SYNC_CAPTURE, 1, 0}, NULL);
         if (judgement->effects[i].kind != QE_EFFECT_GRAPH_CAPTURE) continue;
         uint32_t other = qe_clock_unjoined(ledger, judgement->item->stream, &judgement->clock);
         if (other == QE_NONE) continue;
@@ -85,21 +92,18 @@ static void judge_recording(qe_judgement *judgement) {
     }
 }
 
-/* Memory whose earlier users were not awaited is told once: from then on it belongs to who has it. */
-static int is_kept(const qe_judgement *judgement, uint32_t effect_index) {
-    uint32_t bit = 1u << effect_index;
-    if (!(judgement->bad & bit)) return 1;
-    return (judgement->reused & bit) && !(judgement->unordered & bit);
+static void commit_effects(qe_judgement *judgement) {
+    qe_ledger *ledger = judgement->ledger;
+    for (uint32_t i = 0; i < judgement->count; i++) {
+        if (judgement->unordered & 1u << i) qe_range_apply_unordered(ledger, judgement, i);
+        if (judgement->bad & 1u << i) continue;
+        if (is_buffer(judgement, i)) qe_range_apply(ledger, judgement, i);
+        else qe_access_apply(ledger, judgement, i);
+    }
 }
 
 static void commit_op(qe_judgement *judgement) {
     qe_ledger *ledger = judgement->ledger;
-    for (uint32_t i = 0; i < judgement->count; i++) {
-        if (judgement->unordered & 1u << i) qe_range_apply_unordered(ledger, judgement, i);
-        if (!is_kept(judgement, i)) continue;
-        if (is_buffer(judgement, i)) qe_range_apply(ledger, judgement, i);
-        else qe_access_apply(ledger, judgement, i);
-    }
     qe_clock_run(ledger, judgement->item->stream, &judgement->clock);
     uint32_t stream = judgement->item->stream;
     ledger->stream_last[stream] = (qe_access){judgement->clock.at[stream], judgement->index, stream};
@@ -109,20 +113,33 @@ static void commit_op(qe_judgement *judgement) {
             qe_clock_recordings(ledger, stream, &judgement->effects[i]);
 }
 
+/* A program on its own: what an effect leaves is there for the next one, and what is not wrong is kept. */
+static qe_status run_trace_op(qe_judgement *judgement) {
+    uint32_t before = judgement->violations->total;
+    judgement->recording = judgement->ledger->stream_recording[judgement->item->stream];
+    qe_graph_await(judgement);
+    judge_recording(judgement);
+    QE_TRY(qe_trace_judge_effects(judgement));
+    commit_op(judgement);
+    return judgement->violations->total != before ? QE_CONTRACT : QE_OK;
+}
+
 static qe_status run_op(qe_judgement *judgement, int keep) {
     qe_ledger *ledger = judgement->ledger;
     uint32_t before = judgement->violations->total;
-    if (ledger->foreign) judgement->recording = ledger->stream_recording[judgement->item->stream];
-    QE_TRY(qe_range_reserve(ledger, judgement->effects, judgement->count, judgement->recording));
     judgement->clock = qe_clock_next(ledger, judgement->item->stream);
     judgement->clock.at[judgement->item->stream]++;
-    if (ledger->foreign) QE_TRY(qe_graph_prepare(judgement));
+    if (ledger->foreign) return run_trace_op(judgement);
+    QE_TRY(qe_range_reserve(ledger, judgement->effects, judgement->count, 0));
     judge_recording(judgement);
-    if (ledger->foreign) QE_TRY(qe_graph_replay(judgement));
     judge_op(judgement);
     int broken = judgement->violations->total != before;
-    if (broken && !keep) restore(judgement);
-    else commit_op(judgement);
+    if (broken && !keep) {
+        restore(judgement);
+        return QE_CONTRACT;
+    }
+    commit_effects(judgement);
+    commit_op(judgement);
     return broken ? QE_CONTRACT : QE_OK;
 }
 
@@ -132,12 +149,13 @@ static qe_status run_clock(qe_judgement *judgement) {
         qe_judgement_report(judgement, QE_NONE, &finding, NULL);
         return QE_CONTRACT;
     }
-    if (qe_clock_leaves_recording(judgement->ledger, judgement->item)) {
+    qe_access across;
+    if (qe_clock_leaves_recording(judgement->ledger, judgement->item, &across)) {
         qe_finding finding = {QE_RULE_SYNC_CAPTURE, 1, 0};
-        qe_judgement_report(judgement, QE_NONE, &finding, NULL);
+        qe_judgement_report(judgement, QE_NONE, &finding, &across);
         return QE_CONTRACT;
     }
-    qe_clock_apply(judgement->ledger, judgement->item);
+    qe_clock_apply(judgement->ledger, judgement->item, judgement->index);
     return QE_OK;
 }
 
@@ -227,6 +245,8 @@ qe_status qe_program_judge(const qe_program *program, qe_violations *violations_
     if (status == QE_CONTRACT)
         return qe_error_set(error_out, status, NULL, "%u breaches of contract; the first is %s", violations_out->total,
                             qe_rule_id(violations_out->record[0].rule));
+    if (status == QE_ERROR_LIMIT)
+        return qe_error_set(error_out, status, "split the graph", "a graph of more than %u effects", QE_PROGRAM_MAX);
     if (status != QE_OK) return qe_error_set(error_out, status, NULL, "no memory to judge the program");
     return QE_OK;
 }

@@ -20,9 +20,10 @@ static int take_state(qe_ledger *ledger) {
     ledger->weight_grad = take(objects, sizeof *ledger->weight_grad);
     ledger->alias = take(objects, sizeof *ledger->alias);
     ledger->orders = take(objects, sizeof *ledger->orders);
-    size_t most = (size_t)ledger->program->deposit_count + ledger->program->effect_count;
-    ledger->contributions = take(most, sizeof *ledger->contributions);
-    if (!ledger->touched || !ledger->is_touched || !ledger->alias) return 0;
+    ledger->contribution_capacity = ledger->program->deposit_count + ledger->program->effect_count;
+    ledger->contributions = take(ledger->contribution_capacity, sizeof *ledger->contributions);
+    ledger->refused_at = take(objects, sizeof *ledger->refused_at);
+    if (!ledger->touched || !ledger->is_touched || !ledger->alias || !ledger->refused_at) return 0;
     if (!ledger->cells || !ledger->weight_grad || !ledger->orders || !ledger->contributions) return 0;
     QE_STATIC_ASSERT(sizeof(qe_object_state) == QE_STATE_CELLS * sizeof(uint64_t), "a state is its cells");
     ledger->state = (qe_object_state *)(void *)(ledger->cells + QE_STATE_CELLS);
@@ -34,11 +35,12 @@ static int take_order(qe_ledger *ledger) {
     size_t objects = ledger->object_count;
     ledger->event_clocks = take((size_t)ledger->event_count * ledger->stream_count, sizeof *ledger->event_clocks);
     ledger->event_recorded = take(ledger->event_count, sizeof *ledger->event_recorded);
+    ledger->event_item = take(ledger->event_count, sizeof *ledger->event_item);
     ledger->event_recording = take(ledger->event_count, sizeof *ledger->event_recording);
     ledger->writes = take(objects, sizeof *ledger->writes);
     ledger->reads = take(objects * ledger->stream_count, sizeof *ledger->reads);
     ledger->ranges = take(objects, sizeof *ledger->ranges);
-    if (!ledger->event_recording) return 0;
+    if (!ledger->event_recording || !ledger->event_item) return 0;
     return ledger->event_clocks && ledger->event_recorded && ledger->writes && ledger->reads && ledger->ranges;
 }
 
@@ -124,12 +126,12 @@ static void fill_orders(qe_ledger *ledger) {
 }
 
 /* Room for every draw, at the places that the orders of generators name; few programs draw at all. */
-static qe_draw *draws_of(const qe_ledger *ledger) {
+static qe_draw *draws_of(qe_ledger *ledger) {
     const qe_program *program = ledger->program;
     for (uint32_t i = 0; i < program->object_count; i++)
         if (program->objects[i].kind == QE_OBJECT_RNG && ledger->orders[i].length > 0)
-            return take(ledger->contribution_count, sizeof *ledger->draws);
-    return take(1, sizeof *ledger->draws);
+            ledger->draw_capacity = ledger->contribution_count;
+    return take(ledger->draw_capacity, sizeof *ledger->draws);
 }
 
 static void fill_state(qe_ledger *ledger) {
@@ -214,11 +216,13 @@ void qe_ledger_destroy(qe_ledger *ledger) {
     free(ledger->alias);
     free(ledger->orders);
     free(ledger->contributions);
+    free(ledger->refused_at);
     free(ledger->compiled);
     free(ledger->cell_ops);
     free(ledger->event_clocks);
     free(ledger->event_recorded);
     free(ledger->event_recording);
+    free(ledger->event_item);
     free(ledger->writes);
     free(ledger->reads);
     free(ledger->log);

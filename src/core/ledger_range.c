@@ -222,7 +222,7 @@ static void forget_covered(qe_access *access, const qe_clock *clock) {
 static void forget_pledged(qe_ledger *ledger, uint32_t id, uint64_t pledged) {
     qe_access *reads = reads_of(ledger, id);
     for (; pledged != 0; pledged &= pledged - 1) {
-        const qe_clock *clock = &ledger->stream_clock[__builtin_ctzll(pledged)];
+        const qe_clock *clock = qe_clock_given(ledger, (uint32_t)__builtin_ctzll(pledged));
         forget_covered(&ledger->pool[id].write, clock);
         for (uint32_t s = 0; s < ledger->stream_count; s++) forget_covered(&reads[s], clock);
     }
@@ -323,7 +323,8 @@ static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_
     uint32_t writes = qe_range_writes(judgement->ledger, range);
     uint64_t begin = range->begin > row.begin ? range->begin : row.begin;
     uint64_t end = range->end < row.end ? range->end : row.end;
-    uint64_t at = first_from_before(judgement, effect_index, begin, end);
+    /* Judged one after the other, what is there holds the earlier ones already. */
+    uint64_t at = judgement->ledger->foreign ? begin : first_from_before(judgement, effect_index, begin, end);
     if (at == end) return;
     if (!range->written) {
         qe_finding finding = {QE_RULE_BUFFER_UNWRITTEN, at - judgement->ledger->shift[effect->object], 0};

@@ -4,7 +4,8 @@
  *   state  (ledger_check.c)   one small record per object; pure checks and their application
  *   order  (ledger_clock.c, ledger_access.c, ledger_range.c, ledger_graph.c)   vector clocks, who touched what when,
  *          byte ranges, what graphs recorded
- *   entry  (ledger_judge.c: full; ledger_issue.c: certified; ledger.c: steps)
+ *   entry  (ledger_judge.c: full, effects together; ledger_trace.c: full, one effect after the other; ledger_issue.c:
+ *          certified; ledger.c: steps)
  * The order layer is not kept up on the certified way. `order_valid` and `order_items` say how far it has been built
  * for this step; qe_ledger_order_build brings it up when a departure needs it. */
 #ifndef QE_CORE_LEDGER_STATE_H
@@ -70,18 +71,26 @@ typedef struct qe_range_list {
     uint64_t bytes;
 } qe_range_list;
 
-/* What a graph's launch touches: buffer effects in the order of their recording. */
+/* Effects in the order of their recording. Their versions are told from what the counters would be by then: a launch
+ * adds what they are. */
+typedef struct qe_recorded {
+    qe_effect *effects;
+    uint32_t count, capacity;
+} qe_recorded;
+
+/* What a graph's launch does. */
 typedef struct qe_graph_record {
     uint32_t object;
-    uint32_t sealed_count, sealed_capacity, recorded_count, recorded_capacity;
-    qe_effect *sealed, *recorded;
+    qe_recorded sealed;
     qe_clock launched; /* launches of one graph follow each other by themselves */
 } qe_graph_record;
 
-/* Where a recording keeps the order of what it records: a list per space that it touches. */
+/* Where a recording keeps the order of what it records: a list per space that it touches; an object that is no buffer
+ * is a space of one byte. */
 typedef struct qe_recorded_space {
     uint32_t recording, space; /* recording 0: free */
     qe_range_list list;
+    uint64_t advanced; /* of an object's counter, by what is recorded */
 } qe_recorded_space;
 
 /* A draw of this step. */
@@ -149,7 +158,7 @@ struct qe_ledger {
     uint32_t *weight_grad;  /* [object_count] weight: its first grad; grad: the next one of the same weight */
     qe_grad_order *orders;  /* [object_count] */
     qe_contribution *contributions;
-    uint32_t contribution_count;
+    uint32_t contribution_count, contribution_capacity;
 
     qe_compiled *compiled;  /* [item_count] */
     qe_cell_op *cell_ops;
@@ -166,16 +175,20 @@ struct qe_ledger {
     qe_clock host_clock[QE_RANKS_MAX];
     uint32_t *event_clocks; /* [event_count][stream_count] */
     uint8_t *event_recorded; /* [event_count] */
+    uint32_t *event_item;    /* [event_count] program item of its last record, or QE_NONE */
     uint32_t *event_recording; /* [event_count] the recording its record is part of; 0: none */
     uint32_t stream_recording[QE_PROGRAM_STREAMS_MAX]; /* the one that the stream takes part in */
     uint32_t recordings;    /* begun so far: their numbers */
-    uint32_t stream_graph[QE_PROGRAM_STREAMS_MAX]; /* graph record that a recording stream records into */
+    uint32_t stream_origin[QE_PROGRAM_STREAMS_MAX]; /* the stream that the recording began on */
+    qe_recorded records[QE_PROGRAM_STREAMS_MAX]; /* by origin: what the recording that goes on holds so far */
     uint32_t ended_recording; /* the one that ends with the op that is judged */
     uint32_t graph_count;
     qe_graph_record *graphs; /* [graph_count] ascending by object; only where a program is judged on its own */
     qe_recorded_space *recorded; /* [recorded_capacity] hash table of the recordings that go on */
     uint32_t recorded_capacity, recorded_count;
     qe_draw *draws;         /* places from orders[rng].first on */
+    uint32_t draw_capacity;
+    uint32_t *refused_at;   /* [object_count] 1 + the item that was refused on it last; only a program on its own */
     qe_access *writes;      /* [object_count] last write */
     qe_access *reads;       /* [object_count][stream_count] reads since */
     qe_range_list *ranges;  /* [object_count] of spaces */
@@ -227,6 +240,10 @@ qe_status qe_ledger_open(const qe_program *program, int foreign, qe_ledger **led
 
 /* ledger_check.c: the state layer. */
 uint32_t qe_state_check(const qe_ledger *ledger, const qe_effect *effect, qe_finding *findings_out);
+/* Of a buffer's effect: what is true of it whenever it happens. */
+uint32_t qe_state_check_range(const qe_ledger *ledger, const qe_effect *effect, qe_finding *findings_out);
+/* Room for what the effect leaves in a list: launches make more deposits and draws than a program has. */
+qe_status qe_state_reserve(qe_ledger *ledger, const qe_effect *effect);
 void qe_state_apply(qe_ledger *ledger, const qe_effect *effect);
 /* Findings of one object at a step's end; returns their number. */
 uint32_t qe_state_check_end(const qe_ledger *ledger, uint32_t object, qe_finding *findings_out);
@@ -239,16 +256,22 @@ void qe_state_touch(qe_ledger *ledger, uint32_t object);
 /* ledger_clock.c */
 void qe_clock_merge(qe_clock *into, const qe_clock *from);
 void qe_clock_reset(qe_ledger *ledger);
+/* What the stream was given so far to run; what it records is not part of that. */
+const qe_clock *qe_clock_given(const qe_ledger *ledger, uint32_t stream);
 /* Clock of the stream's next submission, which inherits what the host knows. */
 qe_clock qe_clock_next(const qe_ledger *ledger, uint32_t stream);
 /* Record, wait and sync; sync.event is found before by qe_clock_check. */
 int qe_clock_finds_unrecorded(const qe_ledger *ledger, const qe_item *item);
-void qe_clock_apply(qe_ledger *ledger, const qe_item *item);
-/* A wait or sync that crosses the border of a recording, or an op of the legacy stream beside one. */
-int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item);
+void qe_clock_apply(qe_ledger *ledger, const qe_item *item, uint32_t index);
+/* A wait or sync that crosses the border of a recording, or an op of the legacy stream beside one: what is on its other
+ * side, if that is known. */
+int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item, qe_access *across_out);
+/* Is the stream one that CUDA records: neither the host nor the legacy default stream? */
+int qe_clock_can_record(const qe_ledger *ledger, uint32_t stream);
 /* The effects of an op that begin or end a recording. */
 void qe_clock_recordings(qe_ledger *ledger, uint32_t stream, const qe_effect *effect);
-/* A stream whose recorded work the end of the recording on `stream` does not wait for, or QE_NONE. */
+/* A stream whose recorded work the end of the recording on `stream` does not wait for, or the one that the recording
+ * began on where that is another; QE_NONE. */
 uint32_t qe_clock_unjoined(const qe_ledger *ledger, uint32_t stream, const qe_clock *clock);
 /* An op runs: its clock becomes its stream's, and the host's where the host is the stream. */
 void qe_clock_run(qe_ledger *ledger, uint32_t stream, const qe_clock *clock);
@@ -291,15 +314,25 @@ void qe_graph_close(qe_ledger *ledger);
 /* The list of a space in a recording; made by qe_range_reserve, so it is there. */
 qe_range_list *qe_graph_list(const qe_ledger *ledger, uint32_t recording, uint32_t space);
 qe_status qe_graph_reserve_list(qe_ledger *ledger, uint32_t recording, uint32_t space);
-/* Before and after the effects of an op are judged: launches take the place of what they replay. */
-qe_status qe_graph_prepare(qe_judgement *judgement);
-qe_status qe_graph_replay(qe_judgement *judgement);
+/* An effect of a recording, told from what the counters would be by then (qe_graph_relative), is kept. */
+void qe_graph_relative(const qe_ledger *ledger, uint32_t recording, qe_effect *effect);
+qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect);
+/* The same effect as a launch on behalf of `microbatch` does it now. */
+qe_effect qe_graph_launched(const qe_ledger *ledger, const qe_effect *recorded, uint32_t microbatch);
+const qe_recorded *qe_graph_content(const qe_ledger *ledger, uint32_t graph);
+/* Launches of an op wait for those before them; behind its effects recordings begin and end. */
+void qe_graph_await(qe_judgement *judgement);
 void qe_graph_finish(qe_judgement *judgement);
+
+/* ledger_trace.c: the effects of an op, one after the other, in the world or in a recording. */
+qe_status qe_trace_judge_effects(qe_judgement *judgement);
 
 /* ledger_record.c: violations. */
 void qe_judgement_report(qe_judgement *judgement, uint32_t effect_index, const qe_finding *finding,
                          const qe_access *other);
 
+/* ledger_judge.c: one effect against the state of its object; returns whether it may be applied, and does so. */
+int qe_judgement_state(qe_judgement *judgement, uint32_t effect_index);
 /* ledger_judge.c: the full way. `keep` as traces do: what breaks a rule is left out, the rest is applied. */
 qe_status qe_ledger_judge(qe_ledger *ledger, const qe_item *item, const qe_effect *effects, uint32_t index, int keep,
                           qe_violations *violations);

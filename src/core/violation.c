@@ -160,7 +160,10 @@ static void put_graph(text *into, const qe_violation *violation) {
     unsigned long long expected = violation->expected, found = violation->found;
     switch (violation->rule) {
     case QE_RULE_SYNC_CAPTURE:
-        put(into, " What is waited for lies on the other side of a recording's border; move the wait across it.");
+        if (violation->object != QE_NONE)
+            put(into, " Its stream records already, or is one that cannot: the host, or the legacy default stream.");
+        else
+            put(into, " What is waited for lies on the other side of a recording's border; move the wait across it.");
         break;
     case QE_RULE_GRAPH_UNJOINED:
         put(into, " %llu ops of that stream were recorded; the end waits for %llu.", expected, found);
@@ -192,7 +195,9 @@ static void put_facts(text *into, const qe_violation *violation, const qe_progra
     put_weight_and_cache(into, violation);
     put_grad_and_buffer(into, violation);
     put_graph(into, violation);
-    if (violation->other_item != QE_NONE) put(into, " Last changed by %s.", other);
+    if (violation->other_item == QE_NONE) return;
+    if (violation->rule == QE_RULE_SYNC_CAPTURE) put(into, " On the other side: %s.", other);
+    else put(into, " Last changed by %s.", other);
 }
 
 int qe_violation_text(const qe_violation *violation, const qe_program *program, char *out, size_t capacity) {

@@ -37,6 +37,39 @@ static void describe(qe_status status, const qe_violations *violations, char *te
     }
 }
 
+static void assert_says(const char *text, const char *part) {
+    if (strstr(text, part) == NULL) fail_msg("no `%s` in: %s", part, text);
+}
+
+static int is_race(qe_rule rule) {
+    return (rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_HOST) || rule == QE_RULE_SYNC_REUSE;
+}
+
+/* Every record names its op with its line and the object; a race both ops, both streams and the missing edge; what was
+ * repeated says how often. */
+static void assert_facts(const qe_violation *record, const qe_program *program, const char *text) {
+    char part[2 * QE_NAME_BYTES + 64];
+    snprintf(part, sizeof part, "at line %u", program->items[record->item].line);
+    assert_says(text, part);
+    if (record->object != QE_NONE) assert_says(text, program->objects[record->object].name);
+    int about_an_object = record->rule != QE_RULE_SYNC_EVENT && record->rule != QE_RULE_SYNC_CAPTURE;
+    assert_int_equal(about_an_object && record->object == QE_NONE, 0);
+    snprintf(part, sizeof part, "It happened %u times.", record->count);
+    if (record->count > 1) assert_says(text, part);
+    int crosses = record->rule == QE_RULE_SYNC_CAPTURE && record->object == QE_NONE;
+    if (crosses) assert_says(text, "On the other side: ");
+    if (!is_race(record->rule) && !crosses) return;
+    assert_true(record->other_item < record->item);
+    const qe_item *other = &program->items[record->other_item];
+    snprintf(part, sizeof part, "on %s at line %u", program->streams[other->stream].name, other->line);
+    if (other->microbatch == QE_NONE) assert_says(text, part);
+    if (crosses) return;
+    snprintf(part, sizeof part, "recorded on %s behind the former and awaited on %s before the latter",
+             program->streams[other->stream].name, program->streams[record->stream].name);
+    assert_says(text, part);
+    assert_true(record->found < record->expected); /* how far it has waited, and for which op of the other stream */
+}
+
 static void assert_text(const qe_violations *violations, const qe_program *program) {
     for (uint32_t i = 0; i < violations->count; i++) {
         char text[1024];
@@ -47,6 +80,7 @@ static void assert_text(const qe_violations *violations, const qe_program *progr
         assert_non_null(strstr(text, qe_rule_sentence(violations->record[i].rule)));
         assert_non_null(strstr(text, "at line "));
         assert_int_equal(qe_violation_text(&violations->record[i], program, NULL, 0), length);
+        assert_facts(&violations->record[i], program, text);
         print_message("    %s\n", text);
     }
 }
