@@ -42,6 +42,14 @@ typedef struct qe_cuda_memory {
 } qe_cuda_memory;
 qe_cuda_memory qe_cuda_memory_of(qe_device *device);
 
+/* What the device runs at now, as the driver's management library tells. 0: it does not, *clocks_out stays. The first
+ * call opens that library; a later one takes some tens of microseconds. Thread: the device's. Capture: allowed. */
+typedef struct qe_cuda_clocks {
+    uint32_t sm_mhz, memory_mhz, temperature_c;
+    double power_w;
+} qe_cuda_clocks;
+int qe_cuda_clocks_of(qe_device *device, qe_cuda_clocks *clocks_out);
+
 /* The in-process transport between ranks on GPUs: a message is a device-to-device copy through a mailbox, ordered by
  * flags in device memory, so that it may be captured. Meetings are the local transport's. */
 qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *error_out);

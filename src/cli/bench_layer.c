@@ -8,6 +8,8 @@
 
 static const double batch_s = 0.05; /* between two synchronisations: long against what they cost */
 
+enum { SAMPLES_MAX = 4096 };
+
 typedef qe_status layer_submit(qe_layer *layer, uint32_t set);
 
 /* Seconds of one turn of `count`, sets in rotation. */
@@ -28,17 +30,35 @@ static qe_bench_figure figure_of(double *samples, size_t count, double seconds) 
     return figure;
 }
 
+/* What the device ran at while samples were taken. */
+typedef struct clock_log {
+    double sm_mhz[SAMPLES_MAX], power_w[SAMPLES_MAX];
+    size_t count;
+} clock_log;
+
+static void clock_note(qe_layer *layer, clock_log *log) {
+    qe_device_clocks now;
+    if (!qe_device_clocks_of(layer->options.device, layer->device, &now)) return;
+    log->sm_mhz[log->count] = now.sm_mhz;
+    log->power_w[log->count++] = now.power_w;
+}
+
 qe_status qe_bench_sustained(qe_layer *layer, layer_submit *submit, double seconds, qe_bench_figure *figure_out,
                              qe_error *error_out) {
-    enum { SAMPLES_MAX = 4096 };
     double once, samples[SAMPLES_MAX], begin;
+    clock_log log = {.count = 0};
     size_t count = 0;
     for (int warm = 0; warm < 3; warm++) QE_TRY(time_batch(layer, submit, layer->options.sets, &once, error_out));
     uint64_t turns = (uint64_t)(batch_s / once) + 1;
     begin = qe_bench_now();
-    while (count < SAMPLES_MAX && (count < 3 || qe_bench_now() - begin < seconds))
+    while (count < SAMPLES_MAX && (count < 3 || qe_bench_now() - begin < seconds)) {
         QE_TRY(time_batch(layer, submit, turns, &samples[count++], error_out));
+        clock_note(layer, &log);
+    }
     *figure_out = figure_of(samples, count, qe_bench_now() - begin);
+    if (log.count == 0) return QE_OK;
+    figure_out->sm_mhz = qe_bench_median(log.sm_mhz, log.count);
+    figure_out->power_w = qe_bench_median(log.power_w, log.count);
     return QE_OK;
 }
 

@@ -9,6 +9,7 @@ typedef struct qe_bench_figure {
     double median_ms, low_ms, high_ms;
     size_t samples;
     double seconds; /* how long it was sustained */
+    double sm_mhz, power_w; /* medians meanwhile; 0: nobody knows */
 } qe_bench_figure;
 
 typedef struct qe_bench_op {

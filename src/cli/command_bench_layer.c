@@ -49,8 +49,9 @@ static qe_status measure_loose(const qe_layer_options *options, double seconds, 
 }
 
 static json_t *figure_json(const qe_bench_figure *figure) {
-    return json_pack("{s:f, s:f, s:f, s:I, s:f}", "median_ms", figure->median_ms, "low_ms", figure->low_ms, "high_ms",
-                     figure->high_ms, "samples", (json_int_t)figure->samples, "seconds", figure->seconds);
+    return json_pack("{s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "median_ms", figure->median_ms, "low_ms", figure->low_ms, "high_ms",
+                     figure->high_ms, "samples", (json_int_t)figure->samples, "seconds", figure->seconds,
+                     "sm_mhz", figure->sm_mhz, "power_w", figure->power_w);
 }
 
 static json_t *ops_json(const qe_bench_layer *bench) {
@@ -103,6 +104,8 @@ static void print_row(const row *r) {
     printf("  captured  %9.4f ms (%.4f to %.4f)   eager / captured %.2f   captured / floor %.2f\n",
            e->captured.median_ms, e->captured.low_ms, e->captured.high_ms,
            e->eager.median_ms / e->captured.median_ms, e->captured.median_ms / r->floor_ms);
+    if (e->captured.sm_mhz > 0)
+        printf("  while captured ran: %.0f MHz, %.0f W (medians)\n", e->captured.sm_mhz, e->captured.power_w);
     printf("  eager     %9.4f ms   all products fast, attention in any order %9.4f ms\n", e->eager.median_ms,
            r->loose.captured.median_ms);
     printf("  floor     %9.4f ms   product %.1f TFLOP/s, copy %.2f TB/s\n", r->floor_ms,

@@ -112,3 +112,15 @@ void qe_device_tune(qe_device_kind kind, qe_device *device) {
 #endif
     (void)kind, (void)device;
 }
+
+int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks *clocks_out) {
+#ifdef QE_CUDA
+    qe_cuda_clocks now;
+    if (kind == QE_DEVICE_CUDA && qe_cuda_clocks_of(device, &now)) {
+        *clocks_out = (qe_device_clocks){now.sm_mhz, now.memory_mhz, now.power_w, now.temperature_c};
+        return 1;
+    }
+#endif
+    (void)kind, (void)device, (void)clocks_out;
+    return 0;
+}

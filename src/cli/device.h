@@ -29,6 +29,11 @@ void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, 
  * device without such choices it does nothing. */
 qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char *algorithms, int honour,
                               const char *timeline, int nvtx, int watch, qe_error *error_out);
+/* What the device runs at now. 0: nobody knows. */
+typedef struct qe_device_clocks {
+    double sm_mhz, memory_mhz, power_w, temperature_c;
+} qe_device_clocks;
+int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks *clocks_out);
 /* Every shape from now on is tuned by timing. */
 void qe_device_tune(qe_device_kind kind, qe_device *device);
 

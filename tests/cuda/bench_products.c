@@ -1,8 +1,10 @@
 /* bench_products - is every form of matrix product and attention right on this GPU, and how fast is it?
  *
- *   bench_products [--only check|time|attention|weights] [--shape 0..3] [--seconds N] [--choices FILE]
+ *   bench_products [--only check|time|attention|gradients] [--shape 0..3] [--seconds N] [--choices FILE]
+ *                  [--sustained SECONDS]
  *
- * weights: weight gradients of codes, cuBLASLt's fastest against every kernel of CUTLASS; only where it is asked for.
+ * sustained: every time is of so many seconds of launches without pause, the first half not counted.
+ * gradients: input and weight gradients of codes, cuBLASLt's fastest against every kernel of CUTLASS; only where it is asked for.
  * Checks compare with sums in double on the host; times are of ops in a graph, on rotating random data, and tell the
  * heuristic's first candidate from the fastest. Exit status 1 where a check failed, 77 without a GPU. */
 #include "cuda/bench_products.h"
@@ -144,6 +146,20 @@ static double launch_time(const bench *b, cudaGraphExec_t graph, cudaEvent_t beg
     return 1e3 * (double)milliseconds;
 }
 
+/* Of many launches one behind the other: once the chip is as warm, and as slow, as work without end makes it. */
+static double sustained_time(const bench *b, cudaGraphExec_t graph) {
+    double begin = bench_now(), warm = 0.0;
+    uint32_t launches = 0;
+    for (double now = begin; now - begin < b->sustained; now = bench_now()) {
+        for (int i = 0; i < LAUNCHES; ++i)
+            if (cudaGraphLaunch(graph, b->stream) != cudaSuccess) return -1.0;
+        if (cudaStreamSynchronize(b->stream) != cudaSuccess) return -1.0;
+        if (warm > 0.0) launches += LAUNCHES;
+        if (warm == 0.0 && now - begin > b->sustained / 2) warm = bench_now();
+    }
+    return launches == 0 ? -1.0 : 1e6 * (bench_now() - warm) / launches;
+}
+
 static double graph_time(const bench *b, cudaGraphExec_t graph) {
     cudaEvent_t begin = NULL, end = NULL;
     double samples[LAUNCHES], median = -1.0;
@@ -169,7 +185,7 @@ double bench_time(const runner *r, const qe_op *ops, uint32_t count) {
     if (repeats < count) repeats = count;
     graph = bench_capture(r, ops, count, repeats);
     if (!graph) return -1.0;
-    const double all = graph_time(r->b, graph);
+    const double all = r->b->sustained > 0.0 ? sustained_time(r->b, graph) : graph_time(r->b, graph);
     (void)cudaGraphExecDestroy(graph);
     return all < 0.0 ? -1.0 : all / repeats;
 }
@@ -179,7 +195,7 @@ double bench_time(const runner *r, const qe_op *ops, uint32_t count) {
 typedef struct choices {
     const char *only, *choices_path;
     int shape;
-    double seconds;
+    double seconds, sustained;
 } choices;
 
 static int choices_scan(int count, char **words, choices *chosen) {
@@ -190,6 +206,8 @@ static int choices_scan(int count, char **words, choices *chosen) {
             chosen->choices_path = words[i + 1];
         else if (strcmp(words[i], "--shape") == 0)
             chosen->shape = (int)strtol(words[i + 1], NULL, 10);
+        else if (strcmp(words[i], "--sustained") == 0)
+            chosen->sustained = strtod(words[i + 1], NULL);
         else if (strcmp(words[i], "--seconds") == 0)
             chosen->seconds = strtod(words[i + 1], NULL);
         else
@@ -231,18 +249,19 @@ static void bench_all(bench *b, const choices *chosen) {
     if (b->attention && (!only || strcmp(only, "check") == 0)) bench_check_attention(b);
     if (b->attention && (!only || strcmp(only, "attention") == 0)) bench_time_attention(b, chosen->shape);
     if (!only || strcmp(only, "time") == 0) bench_time_products(b, chosen->shape);
-    if (only && strcmp(only, "weights") == 0) bench_time_weights(b, chosen->shape);
+    if (only && strcmp(only, "gradients") == 0) bench_time_gradients(b, chosen->shape);
 }
 
 int main(int count, char **words) {
     choices chosen = {.choices_path = "bench_products.choices", .shape = -1, .seconds = 55.0};
     bench b = {.started = bench_now()};
     if (!choices_scan(count, words, &chosen)) {
-        printf("usage: bench_products [--only check|time|attention|weights] [--shape 0..3] [--seconds N] "
-               "[--choices FILE]\n");
+        printf("usage: bench_products [--only check|time|attention|gradients] [--shape 0..3] [--seconds N] "
+               "[--choices FILE] [--sustained SECONDS]\n");
         return 2;
     }
     b.seconds_max = chosen.seconds;
+    b.sustained = chosen.sustained;
     const int opened = bench_open(&b);
     if (opened != 0) return opened;
     bench_all(&b, &chosen);

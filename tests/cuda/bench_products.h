@@ -15,6 +15,7 @@ typedef struct bench {
     qe_cuda_attention *attention; /* NULL: no cuDNN */
     cudaStream_t stream;
     uint32_t failures;
+    double sustained; /* seconds that a measurement lasts; 0: bursts */
     double started, seconds_max; /* no new measurement begins after so many seconds */
 } bench;
 
@@ -53,7 +54,7 @@ void bench_check_choices(bench *b, const char *path); /* written, read, honoured
 void bench_check_attention(bench *b); /* against sums in double */
 void bench_time_products(bench *b, int only_shape);
 void bench_time_attention(bench *b, int only_shape);
-void bench_time_weights(bench *b, int only_shape); /* weight gradients: cuBLASLt's best and each kernel of CUTLASS */
+void bench_time_gradients(bench *b, int only_shape); /* gradients: cuBLASLt's best and each kernel of CUTLASS */
 
 /* The layers whose figures are asked for. */
 typedef struct bench_shape {

@@ -155,52 +155,52 @@ void bench_time_products(bench *b, int only_shape) {
     bench_free(scale);
 }
 
-/* --- weight gradients ------------------------------------------------------------------------------------------ */
+/* --- gradients ------------------------------------------------------------------------------------------------- */
 
-static double weight_print(const char *name, double took, double operations) {
+static double gradient_print(const char *name, double took, double operations) {
     printf("    %-44s %8.1f us %6.0f TF/s\n", name, took, operations / took * 1e-6);
     fflush(stdout);
     return took;
 }
 
 /* cuBLASLt's fastest, each kernel of CUTLASS, and what tuning makes of them. */
-static void weight_race(bench *b, const qe_op *ops, uint32_t sets, double operations) {
+static void gradient_race(bench *b, const qe_op *ops, uint32_t sets, double operations) {
     const runner lt = {b, b->lt, 1, NULL}, tuned = {b, b->tuned, 1, NULL};
     qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
     qe_product product;
     double best = 0.0;
     if (!bench_prepare(&lt, &ops[0]) || qe_product_of(&ops[0], &product, NULL) != QE_OK) return;
-    const double library = weight_print("cuBLASLt's fastest", bench_time(&lt, ops, sets), operations);
+    const double library = gradient_print("cuBLASLt's fastest", bench_time(&lt, ops, sets), operations);
     const uint32_t count = qe_cutlass_candidates(&product, candidates);
     for (uint32_t i = 0; i < count; ++i) {
         char name[QE_CUTLASS_NAME_BYTES];
         qe_cutlass_name(&candidates[i], name);
         const runner r = {b, bench_chosen(b, &product, &candidates[i]), 0, name};
         if (r.gemm && bench_prepare(&r, &ops[0])) {
-            const double took = weight_print(name, bench_time(&r, ops, sets), operations);
+            const double took = gradient_print(name, bench_time(&r, ops, sets), operations);
             if (took > 0.0 && (best == 0.0 || took < best)) best = took;
         }
         qe_cuda_gemm_destroy(r.gemm);
     }
     if (best > 0.0) printf("    cuBLASLt's fastest / CUTLASS's fastest: %.3f\n", library / best);
-    if (bench_prepare(&tuned, &ops[0])) (void)weight_print("tuned", bench_time(&tuned, ops, sets), operations);
+    if (bench_prepare(&tuned, &ops[0])) (void)gradient_print("tuned", bench_time(&tuned, ops, sets), operations);
 }
 
-static void weight_time(bench *b, const layer_product *p, uint32_t rows, uint8_t accumulation, float *scale) {
+static void gradient_time(bench *b, qe_op_kind kind, const layer_product *p, uint32_t rows, uint8_t accumulation,
+                          float *scale) {
     part parts[PARTS_MAX];
     rotation r;
     qe_op ops[SETS_MAX];
-    const qe_op_kind kind = QE_OP_LINEAR_WEIGHT_GRAD;
-    printf("  %-8s [%u, %u] of %u tokens, %s\n", p->name, p->out, p->in, rows,
+    printf("  %-8s %s [%u, %u] of %u tokens, %s\n", p->name, qe_op_name(kind), p->out, p->in, rows,
            accumulation == QE_ACCUMULATE_FAST ? "fast" : "split");
     if (rotation_init(b, &r, parts, product_parts(kind, p, rows, parts))) {
         for (uint32_t s = 0; s < r.sets; ++s) ops[s] = product_op(kind, p, rows, accumulation, r.at[s], scale);
-        weight_race(b, ops, r.sets, 2.0 * rows * p->in * p->out);
+        gradient_race(b, ops, r.sets, 2.0 * rows * p->in * p->out);
     }
     bench_free(r.arena);
 }
 
-void bench_time_weights(bench *b, int only_shape) {
+void bench_time_gradients(bench *b, int only_shape) {
     const float scale_host = 1.0f / 64.0f;
     float *scale = bench_upload(b, &scale_host, sizeof scale_host);
     for (int accumulation = QE_ACCUMULATE_SPLIT; accumulation >= QE_ACCUMULATE_FAST; --accumulation)
@@ -208,9 +208,11 @@ void bench_time_weights(bench *b, int only_shape) {
             layer_product products[PRODUCTS];
             if (only_shape >= 0 && only_shape != i) continue;
             layer_products(&bench_shapes[i], products);
-            printf("weight gradients of %s\n", bench_shapes[i].name);
-            for (int p = 0; p < PRODUCTS && !bench_late(b); ++p)
-                weight_time(b, &products[p], bench_shapes[i].tokens, (uint8_t)accumulation, scale);
+            printf("gradients of %s\n", bench_shapes[i].name);
+            for (int kind = QE_OP_LINEAR_INPUT_GRAD; kind <= QE_OP_LINEAR_WEIGHT_GRAD; ++kind)
+                for (int p = 0; p < PRODUCTS && !bench_late(b); ++p)
+                    gradient_time(b, (qe_op_kind)kind, &products[p], bench_shapes[i].tokens, (uint8_t)accumulation,
+                                  scale);
         }
     bench_free(scale);
 }

@@ -1,14 +1,19 @@
-# The cuda backend: built when the CUDA 13 toolkit is there (or asked for with -DQE_CUDA=ON). It needs no GPU to build.
-# cuBLASLt is linked; cuDNN is loaded at run time, its headers and cudnn-frontend's are found or fetched by
-# tools/cuda_deps.sh.
+# The cuda backend: built when the CUDA 13 toolkit and cudnn-frontend's headers are there (or asked for with
+# -DQE_CUDA=ON). It needs no GPU to build. cuBLASLt is linked; cuDNN is loaded at run time, its headers and the
+# frontend's are found or fetched by tools/cuda_deps.sh.
 find_program(QE_NVCC nvcc HINTS /usr/local/cuda/bin)
-if(QE_NVCC)
+find_path(QE_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/build/cuda-deps/cudnn_frontend
+          DOC "folder of cudnn_frontend.h")
+if(QE_NVCC AND QE_CUDNN_FRONTEND_INCLUDE)
   set(QE_CUDA_FOUND ON)
 else()
   set(QE_CUDA_FOUND OFF)
 endif()
-option(QE_CUDA "the cuda backend" OFF)
+option(QE_CUDA "the cuda backend; ON where its toolkit and headers were found" ${QE_CUDA_FOUND})
 if(NOT QE_CUDA)
+  if(QE_NVCC AND NOT QE_CUDA_FOUND)
+    message(STATUS "a CUDA toolkit is there: tools/cuda_deps.sh fetches what else the cuda backend is built with")
+  endif()
   return()
 endif()
 if(NOT QE_NVCC)

@@ -1,8 +1,6 @@
 # Headers for attention.cpp: cudnn-frontend's (a library of headers) and cuDNN's. Include after qeffect_cuda exists.
 # libcudnn itself is no part of the build: it is opened at run time (QE_CUDNN names it where the loader cannot find it).
 set(qe_cuda_deps ${CMAKE_SOURCE_DIR}/build/cuda-deps)
-find_path(QE_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${qe_cuda_deps}/cudnn_frontend
-          DOC "folder of cudnn_frontend.h")
 find_path(QE_CUDNN_INCLUDE cudnn.h HINTS ${qe_cuda_deps}/cudnn ${CUDAToolkit_INCLUDE_DIRS} DOC "folder of cudnn.h")
 if(NOT QE_CUDNN_FRONTEND_INCLUDE OR NOT QE_CUDNN_INCLUDE)
   message(FATAL_ERROR "the cuda backend is compiled with cudnn_frontend.h and cudnn.h: run tools/cuda_deps.sh, which "

@@ -23,15 +23,11 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
     return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s: %s", what, cudaGetErrorString(code));
 }
 
-/* Streams that share a connection wait for each other, and a rank may wait for a message on any of its own. The driver
- * reads this when it starts; what a person has set stays. */
-void qe_cuda_start(void) {
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
-static qe_status driver_check(qe_error *error_out) {
+qe_status qe_cuda_start(qe_error *error_out) {
     int driver = 0, count = 0;
-    qe_cuda_start();
+    /* Streams that share a connection wait for each other, and a rank may wait for a message on any of its own. The
+     * driver reads this when it starts; what a person has set stays. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     cudaError_t code = cudaDriverGetVersion(&driver);
     if (code == cudaSuccess && driver < RUNTIME_MIN && driver > 0)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "update the NVIDIA driver to 580 or newer",
@@ -70,6 +66,7 @@ static void cuda_close(qe_device *device) {
     if (device == NULL) return;
     QE_ASSERT(device->streams == 0);
     qe_cuda_timeline_destroy(device->timeline);
+    qe_cuda_clocks_close(device->clocks);
     qe_cuda_gemm_destroy(device->gemm);
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
@@ -80,7 +77,7 @@ static void cuda_close(qe_device *device) {
 }
 
 static qe_status cuda_open(qe_device **device_out, qe_error *error_out) {
-    QE_TRY(driver_check(error_out));
+    QE_TRY(qe_cuda_start(error_out));
     qe_device *device = calloc(1, sizeof *device);
     if (device == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a device");
     qe_status status = device_fill(device, error_out);

@@ -21,6 +21,7 @@ struct qe_device {
     uint64_t declaration_count, declaration_capacity;
     int tune, nvtx, honours; /* honours: no shape is chosen beyond what the file says */
     const char *choices_path;
+    struct cuda_clocks *clocks; /* NULL: nobody asked */
     struct cuda_timeline *timeline; /* NULL: none is kept */
     qe_order *order; /* what streams were really given; NULL: nobody watches */
     qe_breach breach; /* the first that was found */
@@ -76,8 +77,9 @@ struct qe_graph {
 extern const qe_stream_ops qe_cuda_streams;
 extern const qe_graph_ops qe_cuda_graphs;
 
-/* Before the first call of the runtime. */
-void qe_cuda_start(void);
+/* Before the first call of the runtime. On failure: QE_ERROR_UNSUPPORTED: no driver, too old a one, no GPU. */
+qe_status qe_cuda_start(qe_error *error_out);
+void qe_cuda_clocks_close(struct cuda_clocks *clocks); /* NULL is allowed */
 
 /* Turns a code of the runtime into an error in words; cudaSuccess is QE_OK. */
 qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out);

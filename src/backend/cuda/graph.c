@@ -73,6 +73,8 @@ static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *er
     }
     if (status == QE_OK) status = qe_cuda_graph_judge(graph, error_out);
     if (status == QE_OK) status = qe_cuda_watch_graph(graph, error_out);
+    if (status == QE_OK && (status = qe_cuda_memsets_replace(graph->graph)) != QE_OK)
+        qe_error_set(error_out, status, NULL, "memsets of a graph: %s", cudaGetErrorString(cudaGetLastError()));
     if (status == QE_OK) status = instantiate(graph, error_out);
     if (status != QE_OK) {
         device->failure.status = QE_OK;

@@ -35,6 +35,10 @@ qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream);
 /* Decodes what was retained with 128x1 blocks into bf16 values [rows, columns] (exact: scales are powers of two). */
 qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cudaStream_t stream);
 
+/* Turns memsets of a captured graph into kernels. Nothing was made executable of it yet. Capture: forbidden.
+ * On failure: QE_ERROR_DEVICE, QE_ERROR_MEMORY; the graph may be half changed and must not run. */
+qe_status qe_cuda_memsets_replace(cudaGraph_t graph);
+
 /* Keeps the stream busy for about `nanoseconds`: tests delay work with it. Capture: recorded. */
 qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream);
 

@@ -37,15 +37,13 @@ struct qe_world {
 };
 
 qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *error_out) {
-    qe_world *world = calloc(1, sizeof *world);
     void *word = NULL;
-    qe_cuda_start();
-    if (ranks > RANKS_ON_A_GPU_MAX) {
-        free(world);
+    if (ranks > RANKS_ON_A_GPU_MAX)
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use pipeline.chunks for more stages, or --device host",
                             "%u ranks on one GPU; at most %d can wait for each other's messages", ranks,
                             RANKS_ON_A_GPU_MAX);
-    }
+    QE_TRY(qe_cuda_start(error_out));
+    qe_world *world = calloc(1, sizeof *world);
     if (world == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a world");
     qe_status status = qe_local_world_create(ranks, &world->local, error_out);
     if (status == QE_OK)
