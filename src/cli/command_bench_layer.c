@@ -49,8 +49,8 @@ static qe_status measure_loose(const qe_layer_options *options, double seconds, 
 }
 
 static json_t *figure_json(const qe_bench_figure *figure) {
-    return json_pack("{s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "median_ms", figure->median_ms, "low_ms", figure->low_ms, "high_ms",
-                     figure->high_ms, "samples", (json_int_t)figure->samples, "seconds", figure->seconds,
+    return json_pack("{s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "median_ms", figure->median_ms, "low_ms", figure->low_ms,
+                     "high_ms", figure->high_ms, "samples", (json_int_t)figure->samples, "seconds", figure->seconds,
                      "sm_mhz", figure->sm_mhz, "power_w", figure->power_w);
 }
 
