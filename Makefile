@@ -13,8 +13,8 @@
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
-.PHONY: build setup train check check-adversary check-crash check-faults check-gpu check-oracle check-sanitize \
-    check-asan check-tsan coverage clean
+.PHONY: build setup train check check-adversary check-adversary-threads check-crash check-faults check-gpu \
+    check-oracle check-sanitize check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -58,6 +58,15 @@ check-adversary: build
 	@echo "check-adversary: $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs"
 	@ninja -C build adversary
 	@build/tests/adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)
+	@$(MAKE) --no-print-directory check-adversary-threads
+
+THREADS_PROGRAMS ?= 300
+THREADS_MUTANTS ?= 6
+check-adversary-threads: setup
+	@echo "check-adversary: $(THREADS_MUTANTS) missing edges in each of $(THREADS_PROGRAMS) programs on real threads"
+	@$(call configure,build-tsan,-DQE_SANITIZE=thread -DQE_DEBUG=ON)
+	@ninja -C build-tsan adversary_threads
+	@$(FIXED_ADDRESSES) build-tsan/tests/adversary_threads $(THREADS_PROGRAMS) $(THREADS_MUTANTS) $(ADVERSARY_SEED)
 
 check-crash: build
 	@echo "check-crash: all cases"

@@ -12,7 +12,7 @@
 
 #include "adversary/adversary.h"
 
-enum { DEFAULT_MUTANTS = 1500, DEFAULT_VALID = 500, WRONG_MAX = 20 };
+enum { DEFAULT_MUTANTS = 1000, DEFAULT_VALID = 350, WRONG_MAX = 20 };
 
 static int wrong, verbose;
 

@@ -29,7 +29,8 @@ typedef struct walk {
     uint8_t *recorded_event, *there;
     uint32_t *born;
     uint64_t *pledged;
-    uint32_t recording_graph[QE_PROGRAM_STREAMS_MAX], *event_graph; /* graph + 1, or 0 */
+    uint32_t recording_graph[QE_PROGRAM_STREAMS_MAX]; /* graph + 1, or 0 */
+    uint32_t recording[QE_PROGRAM_STREAMS_MAX], *event_recording, recordings; /* numbered from 1; 0: none */
     recorded *graphs;
     uint64_t *borders;
     uint32_t border_count;
@@ -113,13 +114,13 @@ static void open_walk(walk *o, const qe_program *program) {
     o->launched = calloc(objects, set);
     o->known = calloc(1, set);
     o->recorded_event = calloc(events, 1);
-    o->event_graph = calloc(events, sizeof *o->event_graph);
+    o->event_recording = calloc(events, sizeof *o->event_recording);
     o->there = calloc(objects, 1);
     o->born = calloc(objects, sizeof *o->born);
     o->pledged = calloc(objects, sizeof *o->pledged);
     o->graphs = calloc(objects, sizeof *o->graphs);
     MUST(o->stream && o->before && o->host && o->event && o->launched && o->known && o->recorded_event && o->there);
-    MUST(o->event_graph && o->born && o->pledged && o->graphs);
+    MUST(o->event_recording && o->born && o->pledged && o->graphs);
     cut(o);
 }
 
@@ -134,7 +135,7 @@ static void close_walk(walk *o) {
     free(o->launched);
     free(o->known);
     free(o->recorded_event);
-    free(o->event_graph);
+    free(o->event_recording);
     free(o->there);
     free(o->born);
     free(o->pledged);
@@ -328,19 +329,25 @@ static void record_op(walk *o, const qe_item *item, const qe_effect *effects) {
 }
 
 static void end_recording(walk *o, uint32_t stream) {
-    uint32_t ended = o->recording_graph[stream];
+    uint32_t ended = o->recording[stream];
     for (uint32_t s = 0; s < o->program->stream_count; s++) {
-        if (o->recording_graph[s] != ended) continue;
-        o->recording_graph[s] = 0;
-        become(o, set_of(o, o->stream, s), set_of(o, o->before, s));
+        if (o->recording[s] != ended) continue;
+        o->recording[s] = o->recording_graph[s] = 0;
+        if (o->replays) become(o, set_of(o, o->stream, s), set_of(o, o->before, s));
     }
-    for (uint32_t e = 0; e < o->program->event_count; e++)
-        if (o->event_graph[e] == ended) o->event_graph[e] = 0;
 }
 
-static void begin_recording(walk *o, uint32_t stream, uint32_t graph) {
+static void begin_recording(walk *o, uint32_t stream, uint32_t number, uint32_t graph) {
+    o->recording[stream] = number;
     o->recording_graph[stream] = graph;
     become(o, set_of(o, o->before, stream), set_of(o, o->stream, stream));
+}
+
+/* A stream that still takes part in a recording, or QE_NONE. */
+static uint32_t taking_part(const walk *o, uint32_t number) {
+    for (uint32_t s = 0; s < o->program->stream_count && number != 0; s++)
+        if (o->recording[s] == number) return s;
+    return QE_NONE;
 }
 
 static void launch(walk *o, uint32_t graph) {
@@ -370,27 +377,50 @@ static void run_op(walk *o, const qe_item *item, const qe_effect *effects) {
     advance(o, stream);
 }
 
+/* The legacy default stream would wait for a blocking stream that only records. */
+static int stands_beside_recording(const walk *o, uint32_t stream) {
+    const qe_stream_info *all = o->program->streams;
+    for (uint32_t s = 0; s < o->program->stream_count && all[stream].order == QE_STREAM_LEGACY; s++) {
+        int partner = s != stream && all[s].order != QE_STREAM_SEPARATE && all[s].rank == all[stream].rank;
+        if (partner && o->recording[s] != 0) return 1;
+    }
+    return 0;
+}
+
 static void judge_op(walk *o, const qe_item *item) {
     const qe_effect *effects = item->effect_count > 0 ? &o->program->effects[item->first_effect] : NULL;
-    if (o->recording_graph[item->stream] == 0) run_op(o, item, effects);
+    if (stands_beside_recording(o, item->stream)) break_rule(o, QE_RULE_SYNC_CAPTURE);
+    if (o->recording[item->stream] == 0 || !o->replays) run_op(o, item, effects);
     else record_op(o, item, effects);
-    for (uint32_t k = 0; k < item->effect_count && o->replays; k++) {
+    for (uint32_t k = 0; k < item->effect_count; k++) {
         if (effects[k].kind == QE_EFFECT_GRAPH_BEGIN) {
             o->graphs[effects[k].object].count = 0;
-            begin_recording(o, item->stream, effects[k].object + 1);
+            begin_recording(o, item->stream, ++o->recordings, effects[k].object + 1);
         }
-        if (effects[k].kind == QE_EFFECT_GRAPH_CAPTURE && o->recording_graph[item->stream] != 0)
+        if (effects[k].kind == QE_EFFECT_GRAPH_CAPTURE && o->recording[item->stream] != 0)
             end_recording(o, item->stream);
     }
 }
 
+/* A recording waits only for what is recorded with it; what it records is of no use outside, but to who joins. */
+static int crosses_border(const walk *o, const qe_item *item) {
+    uint32_t own = o->recording[item->stream], other = o->event_recording[item->event];
+    if (own != 0) return other != own;
+    return other != 0 && taking_part(o, other) == QE_NONE;
+}
+
 static void judge_wait(walk *o, const qe_item *item) {
+    uint32_t with = taking_part(o, o->event_recording[item->event]);
     if (!o->recorded_event[item->event]) {
         break_rule(o, QE_RULE_SYNC_EVENT);
         return;
     }
-    if (o->event_graph[item->event] != 0 && o->recording_graph[item->stream] == 0)
-        begin_recording(o, item->stream, o->event_graph[item->event]);
+    if (crosses_border(o, item)) {
+        break_rule(o, QE_RULE_SYNC_CAPTURE);
+        return;
+    }
+    if (with != QE_NONE && o->recording[item->stream] == 0)
+        begin_recording(o, item->stream, o->recording[with], o->recording_graph[with]);
     know(o, item->stream);
     add_all(o, o->known, set_of(o, o->event, item->event));
     advance(o, item->stream);
@@ -401,7 +431,14 @@ static void judge_record(walk *o, const qe_item *item) {
     become(o, set_of(o, o->event, item->event), o->known);
     become(o, set_of(o, o->stream, item->stream), o->known);
     o->recorded_event[item->event] = 1;
-    o->event_graph[item->event] = o->recording_graph[item->stream];
+    o->event_recording[item->event] = o->recording[item->stream];
+}
+
+static int waits_for_recording(const walk *o, const qe_item *item, uint32_t rank) {
+    if (item->kind == QE_ITEM_SYNC_STREAM) return o->recording[item->stream] != 0;
+    for (uint32_t s = 0; s < o->program->stream_count && item->kind == QE_ITEM_SYNC_DEVICE; s++)
+        if (o->recording[s] != 0 && o->program->streams[s].rank == rank) return 1;
+    return 0;
 }
 
 static void judge_sync(walk *o, const qe_item *item) {
@@ -409,6 +446,11 @@ static void judge_sync(walk *o, const qe_item *item) {
     uint32_t rank = item->kind == QE_ITEM_SYNC_STREAM ? streams[item->stream].rank : item->rank;
     if (item->kind == QE_ITEM_SYNC_EVENT && !o->recorded_event[item->event]) {
         break_rule(o, QE_RULE_SYNC_EVENT);
+        return;
+    }
+    int event = item->kind == QE_ITEM_SYNC_EVENT && o->event_recording[item->event] != 0;
+    if (event || waits_for_recording(o, item, rank)) {
+        break_rule(o, QE_RULE_SYNC_CAPTURE);
         return;
     }
     if (item->kind == QE_ITEM_SYNC_EVENT) add_all(o, set_of(o, o->host, rank), set_of(o, o->event, item->event));
