@@ -50,6 +50,9 @@ typedef struct qe_step_result {
     double gradient_norm;  /* before clipping */
     uint8_t vetoed;        /* loss or norm not finite: nothing was committed */
     uint64_t certified, judged; /* submissions that went the certified way and the full way, all ranks */
+    uint64_t gradient_copies;   /* gradients that were moved to scratch and back, all ranks: in and out count once */
+    uint64_t actions_ns, commit_ns; /* of the slowest rank: from the first submission to the last result of actions and
+                                       takes; of commits and folds */
     /* A breach: where and what. rank is QE_NONE without one. */
     uint32_t violation_rank;
     qe_violations violations;

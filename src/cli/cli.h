@@ -82,7 +82,7 @@ struct json_t *qe_cli_error_json(const qe_error *error);
 struct json_t *qe_cli_json_text(const char *text);
 
 extern const qe_command qe_command_train, qe_command_generate, qe_command_check, qe_command_schedule,
-    qe_command_simulate, qe_command_trace_check, qe_command_bench, qe_command_bench_layer, qe_command_verify,
-    qe_command_inspect;
+    qe_command_simulate, qe_command_trace_check, qe_command_bench, qe_command_bench_layer,
+    qe_command_bench_placement, qe_command_bench_step, qe_command_verify, qe_command_inspect;
 
 #endif

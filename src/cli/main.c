@@ -8,7 +8,7 @@
 static const qe_command *const commands[] = {
     &qe_command_train,       &qe_command_verify, &qe_command_generate, &qe_command_check, &qe_command_schedule,
     &qe_command_simulate,    &qe_command_trace_check, &qe_command_inspect, &qe_command_bench,
-    &qe_command_bench_layer,
+    &qe_command_bench_layer, &qe_command_bench_placement, &qe_command_bench_step,
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

@@ -219,6 +219,7 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
     QE_TRY(make_schedule(session, &plan, error_out));
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
+    if (options->no_evaluation) return QE_OK;
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
     return create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out);

@@ -36,6 +36,7 @@ typedef struct qe_session {
 
 typedef struct qe_session_options {
     int training; /* 0: only the evaluation plan */
+    int no_evaluation; /* 1: only the training plan: measurements of it */
     int data; /* opens data.path */
     qe_device_kind device;
     struct qe_stopwatch *watch; /* NULL, or notes when each action ends (host) */

@@ -40,6 +40,9 @@ static uint64_t segment_key(const qe_rank *rank, const qe_binding *binding, uint
 static qe_segment *add_segment(qe_binding *binding, uint32_t first, uint32_t end) {
     qe_segment *segment = &binding->segments[binding->segment_count];
     *segment = (qe_segment){.first = first, .end = end};
+    for (uint32_t item = first; item < end; item++)
+        segment->gradient_copies += unit_of(binding, item)->kind == QE_UNIT_GRAD_OUT &&
+                                    binding->rank_plan->program.items[item].kind == QE_ITEM_OP;
     binding->item_segment[first] = binding->segment_count++;
     return segment;
 }

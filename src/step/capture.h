@@ -21,6 +21,7 @@ struct qe_segment {
     uint32_t first, end;
     uint32_t graph; /* index into graphs */
     uint8_t whole_step; /* lanes of several streams */
+    uint32_t gradient_copies; /* gradients that come back from scratch inside */
     qe_guard_entry *entries; /* head_count at the head, the rest at the tail */
     uint32_t head_count, entry_count;
     uint64_t *block; /* host: this launch's share of guard_block */

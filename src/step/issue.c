@@ -36,9 +36,17 @@ static qe_status judge_edited(qe_rank *rank, qe_binding *binding, const qe_item 
     return judged(rank, qe_ledger_submit(binding->ledger, item, effects, index, &found), &found);
 }
 
+/* A gradient comes back from scratch; that it went there is part of the same copy. */
+static int is_copy_back(const qe_binding *binding, uint32_t index) {
+    const qe_rank_plan *plan = binding->rank_plan;
+    return plan->program.items[index].kind == QE_ITEM_OP && plan->units[plan->item_unit[index]].kind == QE_UNIT_GRAD_OUT;
+}
+
 static qe_status submit_planned(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
     if (judge) QE_TRY(judge_planned(rank, binding, index));
-    return run ? qe_binding_run_item(rank, binding, index) : QE_OK;
+    if (!run) return QE_OK;
+    if (is_copy_back(binding, index)) rank->gradient_copies++;
+    return qe_binding_run_item(rank, binding, index);
 }
 
 static qe_status submit_again(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {
@@ -122,7 +130,9 @@ static qe_status submit_segment(qe_rank *rank, qe_binding *binding, const qe_seg
     for (uint32_t index = segment->first; judge && index < segment->end; index++)
         QE_TRY(judge_planned(rank, binding, index));
     if (judge) QE_TRY(judge_seal(rank, binding, segment));
-    return run ? qe_segment_launch(rank, binding, segment) : QE_OK;
+    if (!run) return QE_OK;
+    rank->gradient_copies += segment->gradient_copies;
+    return qe_segment_launch(rank, binding, segment);
 }
 
 /* Work that departs from the plan cannot be replayed: the segment that an edit touches runs op by op. */

@@ -2,6 +2,7 @@
  * at the second meeting, that its commits and folds break no rule. */
 #include <math.h>
 #include <string.h>
+#include <time.h>
 #include "base/assert.h"
 #include "step/guard.h"
 
@@ -80,7 +81,7 @@ static qe_status begin(qe_rank *rank, qe_binding *binding) {
     const qe_plan *plan = binding->plan;
     rank->status = QE_OK;
     rank->vetoed = rank->committed = 0;
-    rank->certified = rank->judged = 0;
+    rank->certified = rank->judged = rank->gradient_copies = rank->actions_ns = rank->commit_ns = 0;
     memset(&rank->violations, 0, sizeof rank->violations);
     qe_program_deinit(&rank->history);
     memset(&rank->error, 0, sizeof rank->error);
@@ -144,9 +145,17 @@ static qe_status guards(qe_rank *rank, qe_binding *binding) {
     return rank->team->options.contracts == QE_CONTRACTS_OBSERVE ? QE_OK : QE_CONTRACT;
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
 static qe_status actions(qe_rank *rank, qe_binding *binding) {
+    uint64_t begin = now_ns();
     QE_TRY(qe_binding_issue(rank, binding, 0, binding->rank_plan->commit_begin, 1, 1));
     QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    rank->actions_ns = now_ns() - begin;
     QE_TRY(guards(rank, binding));
     return local_values(rank, binding);
 }
@@ -180,8 +189,10 @@ static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
     qe_adamw constants = rank->team->optimizer->constants(rank->team->optimizer->context, rank->gradient_norm);
     QE_TRY(qe_rank_write(rank, rank->adamw, &constants, sizeof constants, &rank->error));
     uint32_t end = binding->rank_plan->program.item_count;
+    uint64_t begin = now_ns();
     QE_TRY(qe_binding_issue(rank, binding, binding->rank_plan->commit_begin, end, 0, 1));
     QE_TRY(qe_binding_drain(rank, binding, &rank->error));
+    rank->commit_ns = now_ns() - begin;
     QE_TRY(guards(rank, binding));
     if (contracts_on(rank)) {
         qe_ledger_counts(binding->ledger, &rank->certified, &rank->judged);

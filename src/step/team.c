@@ -202,6 +202,9 @@ qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optim
     for (uint32_t i = 0; i < team->rank_count; i++) {
         result_out->certified += team->ranks[i].certified;
         result_out->judged += team->ranks[i].judged;
+        result_out->gradient_copies += team->ranks[i].gradient_copies;
+        if (team->ranks[i].actions_ns > result_out->actions_ns) result_out->actions_ns = team->ranks[i].actions_ns;
+        if (team->ranks[i].commit_ns > result_out->commit_ns) result_out->commit_ns = team->ranks[i].commit_ns;
     }
     team->edit_rank = QE_NONE; /* a fault is planted once */
     team->edit.kind = QE_EDIT_NONE;

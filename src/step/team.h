@@ -90,7 +90,7 @@ typedef struct qe_rank {
     uint8_t committed; /* this step's commits ran */
     uint8_t torn; /* some weights of a step are committed and others not: the device failed in between */
     double loss_sum, gradient_norm;
-    uint64_t certified, judged;
+    uint64_t certified, judged, gradient_copies, actions_ns, commit_ns;
 } qe_rank;
 
 typedef enum qe_team_command { QE_COMMAND_NONE, QE_COMMAND_STEP, QE_COMMAND_EVALUATE, QE_COMMAND_QUIT } qe_team_command;

@@ -1,0 +1,245 @@
+/* command_bench_placement.c - `qeffect bench placement`: gradients accumulated in place against gradients that are
+ * copied, in one run with the same bits; what that saves, and what the bytes say it should save. */
+#include <stdlib.h>
+#include <string.h>
+#include <jansson.h>
+#include "base/assert.h"
+#include "cli/bench_run.h"
+
+enum { DIRECT, COPY, WAYS, SHAPE_NAME_BYTES = 48 };
+
+typedef struct row {
+    char name[SHAPE_NAME_BYTES];
+    qe_settings settings;
+    double step_ms[WAYS];
+    qe_bench_spread ratio;             /* copy over direct */
+    uint64_t copies[WAYS];             /* of a step, counted as they were submitted */
+    uint64_t linear_copies;            /* of them gradients of quantized linears */
+    double extra_bytes;                /* that the copies of a step read and write beyond what direct does */
+    double saved_ms, predicted_ms;
+    char hash[WAYS][QE_STATE_HASH_BYTES];
+    char backend[176];
+} row;
+
+typedef struct bench {
+    qe_cli *cli;
+    qe_device_kind device;
+    uint64_t steps, pairs;
+    qe_bench_ceilings ceilings;
+    qe_bench_run *run[WAYS];
+    row row;
+    json_t *list;
+    int differs;
+} bench;
+
+/* What copies beyond the deposit itself move, from the plan: each direction reads and writes the gradient once. */
+static void count_planned(row *r, const qe_plan *plan) {
+    for (uint32_t rank = 0; rank < plan->ranks; rank++)
+        for (uint32_t u = 0; u < plan->rank[rank].unit_count; u++) {
+            const qe_unit *unit = &plan->rank[rank].units[u];
+            if (unit->kind != QE_UNIT_GRAD_OUT && unit->kind != QE_UNIT_GRAD_IN) continue;
+            const qe_weight_info *info = plan->model_ops->weight(plan->model, unit->weight);
+            r->extra_bytes += 2.0 * sizeof(float) * info->rows * info->columns;
+            r->linear_copies += unit->kind == QE_UNIT_GRAD_OUT && info->scaled;
+        }
+}
+
+static qe_status open_both(bench *b, qe_error *error) {
+    for (int way = 0; way < WAYS; way++) {
+        qe_settings settings = b->row.settings;
+        settings.pipeline.placement = way == COPY ? QE_PLACEMENT_COPY : QE_PLACEMENT_DIRECT;
+        QE_TRY(qe_bench_run_open(b->run[way], &settings, b->device, error));
+        b->row.copies[way] = b->run[way]->last.gradient_copies;
+    }
+    memcpy(b->row.backend, b->run[DIRECT]->session.backend, sizeof b->row.backend);
+    count_planned(&b->row, b->run[COPY]->session.train);
+    return QE_OK;
+}
+
+/* The two take turns, and who begins changes. */
+static qe_status take_turns(bench *b, qe_error *error) {
+    for (uint64_t pair = 0; pair < b->pairs; pair++)
+        for (uint64_t turn = 0; turn < WAYS; turn++)
+            QE_TRY(qe_bench_run_steps(b->run[(turn + pair) % WAYS], b->steps, error));
+    for (int way = 0; way < WAYS; way++)
+        QE_TRY(qe_team_state_hash(b->run[way]->session.team, b->row.hash[way], error));
+    return QE_OK;
+}
+
+static double sum_of(const double *values, uint64_t count) {
+    double sum = 0;
+    for (uint64_t i = 0; i < count; i++) sum += values[i];
+    return sum;
+}
+
+static void take_figures(bench *b) {
+    row *r = &b->row;
+    double ratios[QE_BENCH_RUN_STEPS_MAX];
+    for (int way = 0; way < WAYS; way++) r->step_ms[way] = qe_bench_run_step_ms(b->run[way]);
+    for (uint64_t pair = 0; pair < b->pairs; pair++)
+        ratios[pair] = sum_of(b->run[COPY]->step_s + pair * b->steps, b->steps) /
+                       sum_of(b->run[DIRECT]->step_s + pair * b->steps, b->steps);
+    r->ratio.median = qe_bench_median(ratios, b->pairs); /* sorts */
+    r->ratio.low = ratios[b->pairs / 4];
+    r->ratio.high = ratios[b->pairs - 1 - b->pairs / 4];
+    r->saved_ms = r->step_ms[COPY] - r->step_ms[DIRECT];
+    r->predicted_ms = 1e3 * r->extra_bytes / b->ceilings.copy_bytes;
+    b->differs |= strcmp(r->hash[DIRECT], r->hash[COPY]) != 0;
+}
+
+static qe_status measure(bench *b, qe_error *error) {
+    qe_bench_choices choices;
+    qe_status status = qe_bench_choices_open(&choices, b->device, &b->row.settings, error);
+    if (status == QE_OK) status = open_both(b, error);
+    if (status == QE_OK) status = take_turns(b, error);
+    if (status == QE_OK) take_figures(b);
+    for (int way = WAYS; way-- > 0;) qe_bench_run_close(b->run[way]);
+    qe_bench_choices_close(&choices);
+    return status;
+}
+
+static json_t *row_json(const bench *b) {
+    const row *r = &b->row;
+    const qe_settings *s = &r->settings;
+    json_t *spread = json_pack("{s:f, s:f, s:f}", "median", r->ratio.median, "quartile_low", r->ratio.low,
+                               "quartile_high", r->ratio.high);
+    json_t *document = json_pack(
+        "{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:i}", "shape", r->name, "backend", r->backend, "layers",
+        (int)s->model.layers, "hidden", (int)s->model.hidden, "ffn", (int)s->model.ffn, "microbatch_tokens",
+        (int)(s->model.sequence * s->train.sequences), "schedule", s->pipeline.schedule, "ranks",
+        (int)s->pipeline.ranks, "microbatches", (int)s->pipeline.microbatches);
+    json_object_set_new(document, "direct_step_ms", json_real(r->step_ms[DIRECT]));
+    json_object_set_new(document, "copy_step_ms", json_real(r->step_ms[COPY]));
+    json_object_set_new(document, "copy_over_direct", spread);
+    json_object_set_new(document, "direct_copies", json_integer((json_int_t)r->copies[DIRECT]));
+    json_object_set_new(document, "copy_copies", json_integer((json_int_t)r->copies[COPY]));
+    json_object_set_new(document, "copy_linear_copies", json_integer((json_int_t)r->linear_copies));
+    json_object_set_new(document, "copy_bytes", json_real(r->extra_bytes));
+    json_object_set_new(document, "saved_ms", json_real(r->saved_ms));
+    json_object_set_new(document, "predicted_ms", json_real(r->predicted_ms));
+    json_object_set_new(document, "direct_state_hash", json_string(r->hash[DIRECT]));
+    json_object_set_new(document, "copy_state_hash", json_string(r->hash[COPY]));
+    json_object_set_new(document, "same_bits", json_boolean(strcmp(r->hash[DIRECT], r->hash[COPY]) == 0));
+    return document;
+}
+
+static void print_row(const bench *b) {
+    const row *r = &b->row;
+    const qe_settings *s = &r->settings;
+    printf("%s: %u layers, hidden %u, ffn %u, %s, %u ranks, %u microbatches of %u tokens on %s\n", r->name,
+           s->model.layers, s->model.hidden, s->model.ffn, s->pipeline.schedule, s->pipeline.ranks,
+           s->pipeline.microbatches, s->model.sequence * s->train.sequences, r->backend);
+    printf("  step            direct %9.3f ms   copy %9.3f ms   copy / direct %.3f (%.3f .. %.3f)\n",
+           r->step_ms[DIRECT], r->step_ms[COPY], r->ratio.median, r->ratio.low, r->ratio.high);
+    printf("  gradient copies direct %9llu      copy %9llu      of them of quantized linears %llu\n",
+           (unsigned long long)r->copies[DIRECT], (unsigned long long)r->copies[COPY],
+           (unsigned long long)r->linear_copies);
+    printf("  saved           %9.3f ms; %.3f GB more at %.3f TB/s would take %.3f ms (ratio %.2f)\n", r->saved_ms,
+           1e-9 * r->extra_bytes, 1e-12 * b->ceilings.copy_bytes, r->predicted_ms, r->saved_ms / r->predicted_ms);
+    printf("  state           direct %s\n                  copy   %s\n", r->hash[DIRECT], r->hash[COPY]);
+}
+
+static int head_count(uint32_t hidden) {
+    uint32_t heads = hidden / (hidden % 128 == 0 ? 128 : 16);
+    return (int)(heads == 0 ? 1 : heads);
+}
+
+/* "reference", or hHIDDEN-tTOKENS: 4 layers over 4 ranks under zbh1, 8 microbatches of so many tokens. */
+static int shape_of(const char *name, qe_bench_shape *shape_out) {
+    static const qe_bench_shape reference = {"reference", 3, 64, 96, 4, 2, 256, 32, 1, "1f1b", 1, 8};
+    unsigned hidden, tokens;
+    char more;
+    if (strcmp(name, reference.name) == 0) {
+        *shape_out = reference;
+        return 1;
+    }
+    if (sscanf(name, "h%u-t%u%c", &hidden, &tokens, &more) != 2 || hidden == 0 || tokens == 0) return 0;
+    uint32_t windows = tokens % 1024 == 0 ? tokens / 1024 : 1;
+    *shape_out = (qe_bench_shape){.name = name, .layers = 4, .hidden = hidden, .ffn = 4 * hidden, .vocab = 256,
+                                  .sequence = tokens / windows, .sequences = windows, .schedule = "zbh1", .ranks = 4,
+                                  .microbatches = 8};
+    shape_out->heads = shape_out->kv_heads = (uint32_t)head_count(hidden);
+    return 1;
+}
+
+static int run_shape(bench *b, const char *name) {
+    qe_bench_shape shape;
+    qe_error error = {0};
+    memset(&b->row, 0, sizeof b->row);
+    if (strlen(name) >= SHAPE_NAME_BYTES || !shape_of(name, &shape))
+        return qe_cli_usage(b->cli, "there is no shape '%s'; see --help", name);
+    snprintf(b->row.name, sizeof b->row.name, "%s", name);
+    int status = qe_bench_shape_settings(b->cli, &shape, &b->row.settings);
+    if (status != QE_EXIT_OK) return status;
+    if (measure(b, &error) != QE_OK) return qe_cli_error(b->cli, &error);
+    if (b->cli->json) json_array_append_new(b->list, row_json(b));
+    else print_row(b);
+    fflush(stdout);
+    return QE_EXIT_OK;
+}
+
+static int run_shapes(bench *b) {
+    qe_error error = {0};
+    int status = QE_EXIT_OK;
+    if (qe_bench_run_ceilings(b->device, &b->ceilings, &error) != QE_OK) return qe_cli_error(b->cli, &error);
+    if (b->cli->argument_count == 0) status = run_shape(b, b->device == QE_DEVICE_CUDA ? "h2048-t1024" : "reference");
+    for (int i = 0; status == QE_EXIT_OK && i < b->cli->argument_count; i++)
+        status = run_shape(b, b->cli->arguments[i]);
+    if (status == QE_EXIT_OK && b->differs) status = QE_EXIT_DIFFERS;
+    int told = status == QE_EXIT_OK || status == QE_EXIT_DIFFERS;
+    if (!b->cli->json || !told) return status;
+    return qe_cli_json(json_pack("{s:f, s:O}", "copy_bytes_per_s", b->ceilings.copy_bytes, "rows", b->list), status);
+}
+
+static int run_bench_placement(qe_cli *cli) {
+    bench b = {.cli = cli};
+    if (qe_cli_number(cli, "steps", 1, 100, 3, &b.steps) != 0 || qe_cli_number(cli, "pairs", 1, 10, 5, &b.pairs) != 0)
+        return QE_EXIT_USAGE;
+    QE_ASSERT(100 * 10 <= QE_BENCH_RUN_STEPS_MAX);
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &b.device);
+    if (status != QE_EXIT_OK) return status;
+    b.list = json_array();
+    for (int way = 0; way < WAYS; way++) b.run[way] = calloc(1, sizeof *b.run[way]);
+    if (b.run[DIRECT] != NULL && b.run[COPY] != NULL) {
+        status = run_shapes(&b);
+    } else {
+        qe_error error;
+        (void)qe_error_set(&error, QE_ERROR_MEMORY, NULL, "no memory to time steps");
+        status = qe_cli_error(cli, &error);
+    }
+    json_decref(b.list);
+    for (int way = 0; way < WAYS; way++) free(b.run[way]);
+    return status;
+}
+
+static const qe_cli_option options[] = {
+    {"device", 0, "NAME", "where to run: host, cuda or check", 0},
+    {"steps", 0, "N", "steps of a turn (default 3)", 0},
+    {"pairs", 0, "K", "turns of each (default 5)", 0},
+    {"set", 0, "KEY=VALUE", "override one setting, e.g. pipeline.schedule=1f1b (docs/config.md)", 1},
+    {NULL, 0, NULL, NULL, 0},
+};
+
+const qe_command qe_command_bench_placement = {
+    .name = "bench placement",
+    .arguments = "[SHAPE...]",
+    .summary = "time gradients placed directly against gradients copied: same bits, fewer bytes",
+    .details =
+        "Two runs from the same random weights take turns: one accumulates every weight gradient where it lives, the\n"
+        "other in memory that belongs to its graph, from which it is moved behind every microbatch (docs/placement.md).\n"
+        "Prints both step times, how many gradients were copied in a step, the bytes that this moved and what they\n"
+        "would take at the rate of a large copy timed in the same run, and the state's hash of both: other bits are\n"
+        "exit status 4.\n"
+        "\n"
+        "Shapes: hHIDDEN-tTOKENS, e.g. h2048-t1024 (the default on cuda): 4 layers over 4 ranks of one process, ffn\n"
+        "4 hidden, zbh1, 8 microbatches of so many tokens; reference (the host's default): 3 layers, 8 microbatches,\n"
+        "one rank.\n"
+        "\n"
+        "Examples:\n"
+        "  qeffect bench placement\n"
+        "  qeffect bench placement h1024-t1024 h2048-t1024 h4096-t1024 --device cuda --json\n",
+    .options = options,
+    .arguments_min = 0,
+    .arguments_max = 32,
+    .run = run_bench_placement,
+};

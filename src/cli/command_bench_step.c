@@ -1,0 +1,204 @@
+/* command_bench_step.c - `qeffect bench step`: a whole training step, eager, as a graph per action and as one graph,
+ * with its commit, against what the device's own rates allow. */
+#include <stdlib.h>
+#include <string.h>
+#include <jansson.h>
+#include "cli/bench_run.h"
+
+static const qe_bench_shape shapes[] = {
+    {"1.1b", 22, 2048, 5632, 32, 4, 32000, 2048, 1, "1f1b", 1, 8},
+    {"0.2b", 12, 1024, 2816, 8, 8, 32000, 1024, 2, "1f1b", 1, 8},
+    {"tiny", 3, 64, 96, 4, 2, 256, 32, 1, "1f1b", 1, 8},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+typedef enum way { EAGER, ACTION, STEP, WAYS } way;
+static const char *const way_names[WAYS] = {"eager", "action", "step"};
+
+typedef struct figures {
+    double step_ms, low_ms, commit_ms, open_s;
+    uint32_t graphs;
+    uint64_t graph_bytes;
+} figures;
+
+typedef struct bench {
+    qe_cli *cli;
+    qe_settings settings;
+    qe_device_kind device;
+    uint64_t steps;
+    int taken[WAYS];
+    figures figure[WAYS];
+    qe_bench_ceilings ceilings;
+    char backend[176];
+    uint64_t parameters, embedding, tokens;
+    double model_flops; /* of a step */
+    double commit_bytes;
+} bench;
+
+/* Forward and backward: 6 per parameter and token without the embedding; attention's two products, causal by half. */
+static double model_flops(const bench *b) {
+    const qe_settings_model *m = &b->settings.model;
+    double tokens = (double)b->tokens;
+    double attention = 6.0 * m->layers * tokens * m->sequence * m->hidden; /* 12 without causality */
+    return 6.0 * (double)(b->parameters - b->embedding) * tokens + attention;
+}
+
+static void describe(bench *b, const qe_session *session) {
+    enum { ADAMW_BYTES = 28 }; /* four values are read, three written */
+    snprintf(b->backend, sizeof b->backend, "%s", session->backend);
+    b->parameters = qe_model_scalar_count(session->model);
+    b->embedding = (uint64_t)b->settings.model.vocab * b->settings.model.hidden;
+    b->tokens = (uint64_t)session->sequences_per_step * b->settings.model.sequence;
+    b->model_flops = model_flops(b);
+    b->commit_bytes = (double)b->parameters * ADAMW_BYTES;
+}
+
+static double fastest_ms(const qe_bench_run *run) {
+    double least = run->step_s[0];
+    for (uint32_t i = 1; i < run->measured; i++) least = run->step_s[i] < least ? run->step_s[i] : least;
+    return 1e3 * least;
+}
+
+static void take_figures(figures *f, const qe_bench_run *run) {
+    f->step_ms = qe_bench_run_step_ms(run);
+    f->low_ms = fastest_ms(run);
+    f->commit_ms = qe_bench_run_commit_ms(run);
+    f->open_s = run->open_s;
+    for (uint32_t rank = 0; rank < run->session.schedule.ranks; rank++) {
+        qe_capture_use use = qe_team_captured(run->session.team, rank);
+        f->graphs += use.graphs;
+        f->graph_bytes += use.bytes;
+    }
+}
+
+static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *error) {
+    qe_settings settings = b->settings;
+    settings.train.mode = how == EAGER ? QE_TRAIN_EAGER : QE_TRAIN_CAPTURED;
+    settings.train.capture = how == STEP ? QE_CAPTURE_UNIT_STEP : QE_CAPTURE_UNIT_ACTION;
+    qe_status status = qe_bench_run_open(run, &settings, b->device, error);
+    if (status == QE_OK) status = qe_bench_run_steps(run, b->steps, error);
+    if (status == QE_OK) {
+        take_figures(&b->figure[how], run);
+        describe(b, &run->session);
+    }
+    qe_bench_run_close(run);
+    return status;
+}
+
+static qe_status measure(bench *b, qe_error *error) {
+    qe_bench_run *run = malloc(sizeof *run);
+    qe_bench_choices choices;
+    if (run == NULL) return qe_error_set(error, QE_ERROR_MEMORY, NULL, "no memory to time steps");
+    qe_status status = qe_bench_choices_open(&choices, b->device, &b->settings, error);
+    for (int how = 0; status == QE_OK && how < WAYS; how++)
+        if (b->taken[how]) status = measure_way(b, (way)how, run, error);
+    qe_bench_choices_close(&choices);
+    free(run);
+    return status == QE_OK ? qe_bench_run_ceilings(b->device, &b->ceilings, error) : status;
+}
+
+static double flops_per_s(const bench *b, way how) {
+    return b->model_flops / (1e-3 * b->figure[how].step_ms);
+}
+
+static json_t *way_json(const bench *b, way how) {
+    const figures *f = &b->figure[how];
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f}", "way", way_names[how], "step_ms",
+                     f->step_ms, "fastest_ms", f->low_ms, "commit_ms", f->commit_ms, "commit_bytes_per_s",
+                     b->commit_bytes / (1e-3 * f->commit_ms), "tokens_per_s", 1e3 * (double)b->tokens / f->step_ms,
+                     "model_flops_per_s", flops_per_s(b, how), "product_share",
+                     flops_per_s(b, how) / b->ceilings.product_flops, "graphs", (json_int_t)f->graphs, "graph_bytes",
+                     (json_int_t)f->graph_bytes, "open_s", f->open_s);
+}
+
+static int report_json(const bench *b) {
+    const qe_settings *s = &b->settings;
+    json_t *list = json_array();
+    for (int how = 0; how < WAYS; how++)
+        if (b->taken[how]) json_array_append_new(list, way_json(b, (way)how));
+    return qe_cli_json(
+        json_pack("{s:s, s:I, s:I, s:I, s:s, s:i, s:i, s:f, s:f, s:f, s:o}", "backend", b->backend, "parameters",
+                  (json_int_t)b->parameters, "embedding_parameters", (json_int_t)b->embedding, "tokens_per_step",
+                  (json_int_t)b->tokens, "schedule", s->pipeline.schedule, "ranks", (int)s->pipeline.ranks,
+                  "microbatches", (int)s->pipeline.microbatches, "model_flops_per_step", b->model_flops,
+                  "product_flops_per_s", b->ceilings.product_flops, "copy_bytes_per_s", b->ceilings.copy_bytes, "steps",
+                  list),
+        QE_EXIT_OK);
+}
+
+static int report(const bench *b) {
+    if (b->cli->json) return report_json(b);
+    const qe_settings *s = &b->settings;
+    printf("%s\n%.3f G parameters, %llu tokens a step, %s, %u ranks, %u microbatches\n", b->backend,
+           1e-9 * (double)b->parameters, (unsigned long long)b->tokens, s->pipeline.schedule, s->pipeline.ranks,
+           s->pipeline.microbatches);
+    printf("%-8s %10s %10s %10s %12s %10s %10s %8s %8s\n", "way", "step ms", "fastest", "commit ms", "commit TB/s",
+           "Mtokens/s", "TFLOP/s", "share", "open s");
+    for (int how = 0; how < WAYS; how++) {
+        const figures *f = &b->figure[how];
+        if (!b->taken[how]) continue;
+        printf("%-8s %10.3f %10.3f %10.3f %12.3f %10.3f %10.3f %7.1f%% %8.1f\n", way_names[how], f->step_ms, f->low_ms,
+               f->commit_ms, 1e-9 * b->commit_bytes / f->commit_ms, 1e-3 * (double)b->tokens / f->step_ms,
+               1e-12 * flops_per_s(b, (way)how), 100 * flops_per_s(b, (way)how) / b->ceilings.product_flops, f->open_s);
+        printf("         %u graphs of %.1f MiB\n", f->graphs, (double)f->graph_bytes / (1 << 20));
+    }
+    printf("model FLOPs of a step %.4g; a large 8-bit product runs at %.4g FLOP/s, a large copy at %.4g B/s\n",
+           b->model_flops, b->ceilings.product_flops, b->ceilings.copy_bytes);
+    return QE_EXIT_OK;
+}
+
+static int take_ways(bench *b) {
+    const char *only = qe_cli_value(b->cli, "way");
+    for (int how = 0; how < WAYS; how++) b->taken[how] = only == NULL || strcmp(only, way_names[how]) == 0;
+    for (int how = 0; how < WAYS; how++)
+        if (b->taken[how]) return QE_EXIT_OK;
+    return qe_cli_usage(b->cli, "--way is '%s'; expected eager, action or step", only);
+}
+
+static int run_bench_step(qe_cli *cli) {
+    bench b = {.cli = cli};
+    qe_error error = {0};
+    const char *name = cli->argument_count > 0 ? cli->arguments[0] : NULL;
+    if (qe_cli_number(cli, "steps", 1, QE_BENCH_RUN_STEPS_MAX, 10, &b.steps) != 0) return QE_EXIT_USAGE;
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &b.device);
+    if (status == QE_EXIT_OK) status = take_ways(&b);
+    if (status != QE_EXIT_OK) return status;
+    if (name == NULL) name = b.device == QE_DEVICE_CUDA ? "1.1b" : "tiny";
+    for (int i = 0; i < SHAPES; i++)
+        if (strcmp(name, shapes[i].name) == 0) {
+            status = qe_bench_shape_settings(cli, &shapes[i], &b.settings);
+            if (status != QE_EXIT_OK) return status;
+            return measure(&b, &error) == QE_OK ? report(&b) : qe_cli_error(cli, &error);
+        }
+    return qe_cli_usage(cli, "there is no shape '%s'; see --help", name);
+}
+
+static const qe_cli_option options[] = {
+    {"device", 0, "NAME", "where to run: host, cuda or check", 0},
+    {"steps", 0, "N", "steps that are measured each way (default 10)", 0},
+    {"way", 0, "NAME", "only eager, action or step", 0},
+    {"set", 0, "KEY=VALUE", "override one setting, e.g. pipeline.schedule=zbh1 (docs/config.md)", 1},
+    {NULL, 0, NULL, NULL, 0},
+};
+
+const qe_command qe_command_bench_step = {
+    .name = "bench step",
+    .arguments = "[SHAPE]",
+    .summary = "time a whole step: eager, a graph per action, one graph; and its commit",
+    .details =
+        "Random weights, random tokens; two steps warm up, every figure is a median. The commit is what a rank spends\n"
+        "from the first optimizer op to the last result; its bytes are 28 for each parameter (master, gradient and two\n"
+        "moments are read, all but the gradient written). Model FLOPs: 6 for each parameter but the embedding's and\n"
+        "token, and attention, causal by half; its share is of a large 8-bit product timed in the same run.\n"
+        "\n"
+        "Shapes: 1.1b (22 layers, hidden 2048, ffn 5632, 32/4 heads, vocabulary 32000, 8 microbatches of 2048 tokens),\n"
+        "0.2b (12 layers, hidden 1024), and tiny, which is the host's.\n"
+        "\n"
+        "Examples:\n"
+        "  qeffect bench step --device cuda\n"
+        "  qeffect bench step tiny --steps 3 --json\n",
+    .options = options,
+    .arguments_min = 0,
+    .arguments_max = 1,
+    .run = run_bench_step,
+};
