@@ -49,6 +49,7 @@ typedef struct world_options {
     qe_capture capture; /* eager */
     int baseline; /* sequential on one rank; no cache, no reuse, gradients copied */
     int no_cache, no_reuse, copy; /* one by one */
+    int apart; /* with copy: products are set in scratch and added, whatever the backend says of its sums */
     int evaluates; /* with an evaluation plan */
     const qe_model_config *config; /* tiny, as above */
     int quickstart; /* the sizes of the quickstart instead of the tiny ones */
@@ -125,6 +126,7 @@ static inline qe_plan *world_plan(const qe_schedule *schedule, const qe_model *m
         .cache_weights = !options->baseline && !options->no_cache,
         .reuse_slots = !options->baseline && !options->no_reuse,
         .placement = options->baseline || options->copy ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT,
+        .sums_apart = options->apart != 0,
     };
     qe_plan *plan = NULL;
     qe_violations violations;

@@ -50,6 +50,8 @@ typedef enum qe_operands {
 typedef struct qe_numerics {
     uint8_t activation; /* qe_format of activations: fp32 or bf16 */
     uint8_t operands;   /* qe_operands */
+    uint8_t sums_apart; /* 1: a weight gradient's product is rounded to fp32, then added: set elsewhere and added by
+                           QE_OP_ACCUMULATE it has the same bits. 0: the product's own accumulation rounds otherwise */
 } qe_numerics;
 
 /* How a product of 8-bit codes adds up. Wider operands always accumulate in fp32. */
@@ -96,10 +98,12 @@ typedef enum qe_op_kind {
     QE_OP_SWIGLU_BACKWARD_QUANTIZE,
     QE_OP_CROSS_ENTROPY,      /* loss and, in place of the logits, their gradient */
     QE_OP_COPY,               /* bytes */
+    QE_OP_ACCUMULATE,         /* to[i] += from[i], fp32 */
     QE_OP_GRAD_NORM,          /* sum of squares of one gradient */
     QE_OP_ADAMW,              /* one weight */
     QE_OP_FOLD,               /* qe_scale_fold of some scales */
     QE_OP_STAMP,              /* slots are acquired: their witness words go up by one */
+    QE_OP_TALLY,              /* deposits of an action are counted in the gradients' witness words */
     QE_OP_GUARD,              /* witness words are what this launch expects, or the fault word is set */
     QE_OP_SEND,               /* through the transport of the stream */
     QE_OP_RECV,
@@ -270,6 +274,12 @@ typedef struct qe_args_copy {
     uint64_t bytes;
 } qe_args_copy;
 
+typedef struct qe_args_accumulate {
+    const float *from; /* [count] */
+    float *to;         /* [count] */
+    uint64_t count;
+} qe_args_accumulate;
+
 enum { QE_NORM_PARTIALS = 1024 };
 
 typedef struct qe_args_grad_norm {
@@ -291,6 +301,12 @@ typedef struct qe_args_stamp {
     uint32_t count;
     uint8_t reserved[4];
 } qe_args_stamp;
+
+typedef struct qe_args_tally {
+    uint64_t *words; /* [count] each rises by one */
+    uint32_t count;
+    uint8_t reserved[4];
+} qe_args_tally;
 
 typedef struct qe_args_guard {
     const uint64_t *const *words; /* [count] witness words */
@@ -358,11 +374,13 @@ typedef union qe_op_args {
     qe_args_swiglu_backward swiglu_backward;
     qe_args_cross_entropy cross_entropy;
     qe_args_copy copy;
+    qe_args_accumulate accumulate;
     qe_args_grad_norm grad_norm;
     qe_args_adamw adamw;
     qe_args_fold fold;
     qe_args_transfer transfer;
     qe_args_stamp stamp;
+    qe_args_tally tally;
     qe_args_guard guard;
     qe_args_delay delay;
 } qe_op_args;

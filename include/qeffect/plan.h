@@ -66,6 +66,7 @@ typedef struct qe_weight_place {
     qe_scale_state *scale[QE_SCALE_ROLES];        /* delayed scaling only */
     uint32_t weight_object, grad_object, cache_object;
     uint32_t scale_object[QE_SCALE_ROLES];        /* QE_NONE unless delayed */
+    uint32_t tally; /* where its gradient's deposits are counted: place among the rank's words */
 } qe_weight_place;
 
 /* Everything an action of one (stage, microbatch) touches. */
@@ -73,6 +74,8 @@ typedef struct qe_frame {
     uint32_t stage, stages, microbatch;
     uint8_t training;       /* 0: evaluation; nothing is recorded, deposited or retained past F */
     uint8_t set;            /* deposits of this action are the first of the step */
+    uint8_t apart;          /* weight gradients of products are set where the frame says, whatever was deposited: an op
+                               of the plan's own adds them */
     qe_slot_place slot[QE_SLOT_KINDS];
     const qe_weight_place *weights; /* [weight_count], indexed by the model's weight index */
     const char *constants;  /* what the model computes once: qe_model_ops.constant_fill */
@@ -124,6 +127,8 @@ typedef struct qe_plan_options {
     uint8_t cache_weights;    /* 1: quantize a weight once a step; 0: before every use */
     uint8_t reuse_slots;      /* 0: a slot per microbatch (baseline) */
     qe_gradient_placement placement;
+    uint8_t sums_apart;       /* copy: products are set in scratch and added to the gradient (qe_numerics.sums_apart);
+                                 0: the gradient is moved to scratch, accumulated there, and moved back */
 } qe_plan_options;
 
 /* A unit of work: one call of the model's `lower`, or one op of the plan's own. */
@@ -132,7 +137,7 @@ typedef enum qe_unit_kind {
     QE_UNIT_FILL,     /* weight caches of a stage */
     QE_UNIT_F, QE_UNIT_I, QE_UNIT_W,
     QE_UNIT_SEND_F, QE_UNIT_RECV_F, QE_UNIT_SEND_B, QE_UNIT_RECV_B,
-    QE_UNIT_GRAD_IN, QE_UNIT_GRAD_OUT, /* placement copy: one weight to scratch and back */
+    QE_UNIT_GRAD_IN, QE_UNIT_GRAD_OUT, /* placement copy: one weight to scratch and back, or from scratch added */
     QE_UNIT_TAKE,     /* one weight: norm of its gradient */
     QE_UNIT_COMMIT,   /* one weight: optimizer */
     QE_UNIT_FOLD,     /* scales of one model layer */
@@ -149,6 +154,7 @@ typedef struct qe_unit {
     uint32_t peer;         /* send, recv: the other rank */
     uint32_t stream;       /* program stream index */
     uint32_t first_op, op_count;
+    uint32_t tally_count;  /* of these, the last ones: they count its deposits */
     uint32_t slot[QE_SLOT_KINDS];       /* pool index; QE_NONE where unused */
     uint32_t generation[QE_SLOT_KINDS];
 } qe_unit;
@@ -171,7 +177,8 @@ typedef struct qe_rank_plan {
     qe_pool *pools;
     uint32_t pool_count;
     qe_weight_place *places; /* [weight_count], addresses NULL; objects QE_NONE for weights of other ranks */
-    uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object;
+    uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object, deposits_object;
+    uint32_t tally_count;  /* words of deposits_object; one per gradient, what is deposited together lies together */
     uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */
     uint64_t slot_bytes;   /* of all pools: the activation memory of the rank */
     uint32_t stream_compute, stream_caller, stream_host; /* the host stream is used by nothing that is planned */
@@ -198,6 +205,9 @@ void qe_plan_destroy(qe_plan *plan);
 
 /* The pool of (stage, kind) on a rank, or NULL where the stage has no such slot. */
 const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_slot_kind kind);
+
+/* Placement copy: is the weight's gradient set in scratch and added from there? */
+int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight);
 
 /* Where a stage's slot of `kind` really is: a result for a neighbour on the same rank is written into the neighbour's
  * own slot, so OUT_F of s is IN_F of s + 1 there, and OUT_B of s is IN_B of s - 1. */

@@ -41,18 +41,21 @@ static void fill_matrix(float *values, uint64_t count, uint64_t seed) {
     }
 }
 
+static qe_status fill_weight(qe_session *session, uint32_t index, qe_error *error_out) {
+    const qe_parameter *parameter = qe_model_parameter(session->model, index);
+    uint64_t count = (uint64_t)parameter->rows * parameter->columns;
+    float *values = malloc(count * sizeof *values);
+    if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %s", parameter->name);
+    if (!parameter->vector) fill_matrix(values, count, index);
+    for (uint64_t i = 0; parameter->vector && i < count; i++) values[i] = 1.0f;
+    qe_status status = qe_team_parameter_write(session->team, index, values, error_out);
+    free(values);
+    return status;
+}
+
 static qe_status fill_weights(qe_session *session, qe_error *error_out) {
-    for (uint32_t p = 0; p < qe_model_parameter_count(session->model); p++) {
-        const qe_parameter *parameter = qe_model_parameter(session->model, p);
-        uint64_t count = (uint64_t)parameter->rows * parameter->columns;
-        float *values = malloc(count * sizeof *values);
-        if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %s", parameter->name);
-        if (!parameter->vector) fill_matrix(values, count, p);
-        for (uint64_t i = 0; parameter->vector && i < count; i++) values[i] = 1.0f;
-        qe_status status = qe_team_parameter_write(session->team, p, values, error_out);
-        free(values);
-        QE_TRY(status);
-    }
+    for (uint32_t i = 0; i < qe_model_parameter_count(session->model); i++)
+        QE_TRY(fill_weight(session, i, error_out));
     return QE_OK;
 }
 
@@ -99,6 +102,7 @@ qe_status qe_bench_run_steps(qe_bench_run *run, uint64_t steps, qe_error *error_
         double begin = qe_bench_now();
         QE_TRY(run_step(run, error_out));
         run->step_s[run->measured] = qe_bench_now() - begin;
+        run->actions_ns[run->measured] = run->last.actions_ns;
         run->commit_ns[run->measured++] = run->last.commit_ns;
     }
     return QE_OK;
@@ -114,10 +118,18 @@ double qe_bench_run_step_ms(const qe_bench_run *run) {
     return 1e3 * qe_bench_median(sorted, run->measured);
 }
 
-double qe_bench_run_commit_ms(const qe_bench_run *run) {
+static double median_ms(const uint64_t *ns, uint32_t count) {
     double sorted[QE_BENCH_RUN_STEPS_MAX];
-    for (uint32_t i = 0; i < run->measured; i++) sorted[i] = 1e-6 * (double)run->commit_ns[i];
-    return qe_bench_median(sorted, run->measured);
+    for (uint32_t i = 0; i < count; i++) sorted[i] = 1e-6 * (double)ns[i];
+    return qe_bench_median(sorted, count);
+}
+
+double qe_bench_run_actions_ms(const qe_bench_run *run) {
+    return median_ms(run->actions_ns, run->measured);
+}
+
+double qe_bench_run_commit_ms(const qe_bench_run *run) {
+    return median_ms(run->commit_ns, run->measured);
 }
 
 qe_status qe_bench_choices_open(qe_bench_choices *choices, qe_device_kind device, qe_settings *settings,
@@ -163,8 +175,19 @@ static void random_operand(void *values, uint64_t bytes, int codes) {
     }
 }
 
-static qe_status ceiling_open(ceiling *c, qe_device_kind device, uint32_t side, qe_error *error_out) {
+static qe_status ceiling_fill(ceiling *c, qe_error *error_out) {
     static const float one = 1.0f;
+    void *values = malloc((size_t)c->bytes);
+    if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for random values");
+    random_operand(values, c->bytes, c->backend->numerics.operands == QE_OPERANDS_CODES);
+    qe_status status = c->backend->memory->write(c->device, c->a, values, c->bytes, error_out);
+    if (status == QE_OK) status = c->backend->memory->write(c->device, c->b, values, c->bytes, error_out);
+    if (status == QE_OK) status = c->backend->memory->write(c->device, c->scale, &one, sizeof one, error_out);
+    free(values);
+    return status;
+}
+
+static qe_status ceiling_open(ceiling *c, qe_device_kind device, uint32_t side, qe_error *error_out) {
     char identity[160];
     void **parts[] = {&c->a, &c->b, &c->c, (void **)&c->scale};
     c->backend = qe_device_backend(device);
@@ -175,14 +198,7 @@ static qe_status ceiling_open(ceiling *c, qe_device_kind device, uint32_t side, 
     QE_TRY(c->backend->stream->create(c->device, "ceiling", &c->stream, error_out));
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         QE_TRY(c->backend->memory->alloc(c->device, c->bytes, parts[i], error_out));
-    void *values = malloc((size_t)c->bytes);
-    if (values == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for random values");
-    random_operand(values, c->bytes, c->backend->numerics.operands == QE_OPERANDS_CODES);
-    qe_status status = c->backend->memory->write(c->device, c->a, values, c->bytes, error_out);
-    if (status == QE_OK) status = c->backend->memory->write(c->device, c->b, values, c->bytes, error_out);
-    free(values);
-    QE_TRY(status);
-    return c->backend->memory->write(c->device, c->scale, &one, sizeof one, error_out);
+    return ceiling_fill(c, error_out);
 }
 
 static void ceiling_close(ceiling *c) {

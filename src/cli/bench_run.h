@@ -27,7 +27,7 @@ typedef struct qe_bench_run {
     double open_s;              /* plan, memory, algorithms, graphs */
     qe_step_result last;
     double step_s[QE_BENCH_RUN_STEPS_MAX]; /* of steps that were measured, in turn */
-    uint64_t commit_ns[QE_BENCH_RUN_STEPS_MAX];
+    uint64_t actions_ns[QE_BENCH_RUN_STEPS_MAX], commit_ns[QE_BENCH_RUN_STEPS_MAX];
     uint32_t measured;
 } qe_bench_run;
 
@@ -40,6 +40,7 @@ void qe_bench_run_close(qe_bench_run *run);
 
 /* Medians of what was measured. Requires: some. */
 double qe_bench_run_step_ms(const qe_bench_run *run);
+double qe_bench_run_actions_ms(const qe_bench_run *run);
 double qe_bench_run_commit_ms(const qe_bench_run *run);
 
 /* A folder of this process for a file of algorithms, so that all sessions of one command choose alike, and its path in

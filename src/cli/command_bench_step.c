@@ -16,7 +16,7 @@ typedef enum way { EAGER, ACTION, STEP, WAYS } way;
 static const char *const way_names[WAYS] = {"eager", "action", "step"};
 
 typedef struct figures {
-    double step_ms, low_ms, commit_ms, open_s;
+    double step_ms, low_ms, actions_ms, commit_ms, open_s;
     uint32_t graphs;
     uint64_t graph_bytes;
 } figures;
@@ -62,6 +62,7 @@ static double fastest_ms(const qe_bench_run *run) {
 static void take_figures(figures *f, const qe_bench_run *run) {
     f->step_ms = qe_bench_run_step_ms(run);
     f->low_ms = fastest_ms(run);
+    f->actions_ms = qe_bench_run_actions_ms(run);
     f->commit_ms = qe_bench_run_commit_ms(run);
     f->open_s = run->open_s;
     for (uint32_t rank = 0; rank < run->session.schedule.ranks; rank++) {
@@ -103,12 +104,16 @@ static double flops_per_s(const bench *b, way how) {
 
 static json_t *way_json(const bench *b, way how) {
     const figures *f = &b->figure[how];
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f}", "way", way_names[how], "step_ms",
-                     f->step_ms, "fastest_ms", f->low_ms, "commit_ms", f->commit_ms, "commit_bytes_per_s",
-                     b->commit_bytes / (1e-3 * f->commit_ms), "tokens_per_s", 1e3 * (double)b->tokens / f->step_ms,
-                     "model_flops_per_s", flops_per_s(b, how), "product_share",
-                     flops_per_s(b, how) / b->ceilings.product_flops, "graphs", (json_int_t)f->graphs, "graph_bytes",
-                     (json_int_t)f->graph_bytes, "open_s", f->open_s);
+    json_t *fields = json_pack("{s:s, s:f, s:f, s:f, s:f, s:f}", "way", way_names[how], "step_ms", f->step_ms,
+                               "fastest_ms", f->low_ms, "actions_ms", f->actions_ms, "commit_ms", f->commit_ms,
+                               "commit_bytes_per_s", b->commit_bytes / (1e-3 * f->commit_ms));
+    json_object_set_new(fields, "tokens_per_s", json_real(1e3 * (double)b->tokens / f->step_ms));
+    json_object_set_new(fields, "model_flops_per_s", json_real(flops_per_s(b, how)));
+    json_object_set_new(fields, "product_share", json_real(flops_per_s(b, how) / b->ceilings.product_flops));
+    json_object_set_new(fields, "graphs", json_integer((json_int_t)f->graphs));
+    json_object_set_new(fields, "graph_bytes", json_integer((json_int_t)f->graph_bytes));
+    json_object_set_new(fields, "open_s", json_real(f->open_s));
+    return fields;
 }
 
 static int report_json(const bench *b) {
@@ -132,13 +137,14 @@ static int report(const bench *b) {
     printf("%s\n%.3f G parameters, %llu tokens a step, %s, %u ranks, %u microbatches\n", b->backend,
            1e-9 * (double)b->parameters, (unsigned long long)b->tokens, s->pipeline.schedule, s->pipeline.ranks,
            s->pipeline.microbatches);
-    printf("%-8s %10s %10s %10s %12s %10s %10s %8s %8s\n", "way", "step ms", "fastest", "commit ms", "commit TB/s",
-           "Mtokens/s", "TFLOP/s", "share", "open s");
+    printf("%-8s %10s %10s %10s %10s %12s %10s %10s %8s %8s\n", "way", "step ms", "fastest", "actions ms", "commit ms",
+           "commit TB/s", "Mtokens/s", "TFLOP/s", "share", "open s");
     for (int how = 0; how < WAYS; how++) {
         const figures *f = &b->figure[how];
         if (!b->taken[how]) continue;
-        printf("%-8s %10.3f %10.3f %10.3f %12.3f %10.3f %10.3f %7.1f%% %8.1f\n", way_names[how], f->step_ms, f->low_ms,
-               f->commit_ms, 1e-9 * b->commit_bytes / f->commit_ms, 1e-3 * (double)b->tokens / f->step_ms,
+        printf("%-8s %10.3f %10.3f %10.3f %10.3f %12.3f %10.3f %10.3f %7.1f%% %8.1f\n", way_names[how], f->step_ms,
+               f->low_ms, f->actions_ms, f->commit_ms, 1e-9 * b->commit_bytes / f->commit_ms,
+               1e-3 * (double)b->tokens / f->step_ms,
                1e-12 * flops_per_s(b, (way)how), 100 * flops_per_s(b, (way)how) / b->ceilings.product_flops, f->open_s);
         printf("         %u graphs of %.1f MiB\n", f->graphs, (double)f->graph_bytes / (1 << 20));
     }
@@ -186,13 +192,14 @@ const qe_command qe_command_bench_step = {
     .arguments = "[SHAPE]",
     .summary = "time a whole step: eager, a graph per action, one graph; and its commit",
     .details =
-        "Random weights, random tokens; two steps warm up, every figure is a median. The commit is what a rank spends\n"
-        "from the first optimizer op to the last result; its bytes are 28 for each parameter (master, gradient and two\n"
-        "moments are read, all but the gradient written). Model FLOPs: 6 for each parameter but the embedding's and\n"
-        "token, and attention, causal by half; its share is of a large 8-bit product timed in the same run.\n"
+        "Random weights, random tokens; two steps warm up, every figure is a median. The commit is what a rank\n"
+        "spends from the first optimizer op to the last result; its bytes are 28 for each parameter (master, gradient\n"
+        "and two moments are read, all but the gradient written). Model FLOPs: 6 for each parameter but the\n"
+        "embedding's and token, and attention, causal by half; their share is of a large 8-bit product timed in the\n"
+        "same run.\n"
         "\n"
-        "Shapes: 1.1b (22 layers, hidden 2048, ffn 5632, 32/4 heads, vocabulary 32000, 8 microbatches of 2048 tokens),\n"
-        "0.2b (12 layers, hidden 1024), and tiny, which is the host's.\n"
+        "Shapes: 1.1b (22 layers, hidden 2048, ffn 5632, 32/4 heads, vocabulary 32000, 8 microbatches of 2048\n"
+        "tokens), 0.2b (12 layers, hidden 1024), and tiny, which is the host's.\n"
         "\n"
         "Examples:\n"
         "  qeffect bench step --device cuda\n"

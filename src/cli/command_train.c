@@ -19,7 +19,7 @@ typedef struct training {
     uint64_t inject_step;
     qe_device_kind device;
     double last_loss, validation_loss, seconds;
-    uint64_t certified, judged;
+    uint64_t certified, judged, gradient_copies;
     qe_observed observed;
     qe_keeping keeping;
     qe_resume resume;
@@ -125,6 +125,7 @@ static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe
     qe_observed_note(&t->observed, &t->session, "training", step, result);
     if (result->vetoed) return vetoed(t, step, result->loss, error);
     t->certified += result->certified;
+    t->gradient_copies = result->gradient_copies;
     t->judged += result->judged;
     t->last_loss = result->loss;
     if (t->cli->json)
@@ -232,6 +233,7 @@ static int finish(training *t, const char *hash) {
         json_object_set_new(t->document, "validation_loss", json_real(t->validation_loss));
     json_object_set(t->document, "loss_curve", t->curve);
     json_object_set(t->document, "validation", t->validation);
+    json_object_set_new(t->document, "gradient_copies", json_integer((json_int_t)t->gradient_copies));
     json_object_set_new(t->document, "certified_checks", json_integer((json_int_t)t->certified));
     json_object_set_new(t->document, "full_checks", json_integer((json_int_t)t->judged));
     if (t->session.settings.contracts.mode == QE_CONTRACTS_SETTING_OBSERVE)

@@ -369,7 +369,7 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
-        .set = frame->set,
+        .set = frame->set || frame->apart,
         .accumulation = model->config.accumulation[2],
     };
     qe_effects effects = {.count = 0};

@@ -301,7 +301,7 @@ qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
         .rows = model->tokens,
         .in = model->config.hidden,
         .out = model->config.vocab,
-        .set = frame->set,
+        .set = frame->set || frame->apart,
         .accumulation = model->config.accumulation[2],
     };
     qe_effects effects = {.count = 0};

@@ -23,7 +23,14 @@ void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind
     }
 }
 
+int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight) {
+    const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
+    return plan->options.placement == QE_GRADIENT_COPY && plan->options.sums_apart &&
+           info->deposited_by == QE_ACTION_W;
+}
+
 void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const qe_unit *unit, qe_frame *frame) {
+    frame->apart = plan->options.placement == QE_GRADIENT_COPY && plan->options.sums_apart;
     frame->work_object = rank->work_object;
     frame->work_bytes = plan->model_ops->work_bytes(plan->model);
     frame->tokens_object = rank->tokens_object;
@@ -63,6 +70,7 @@ static void build_deinit(qe_build *build) {
     free(build->waits);
     free(build->filled);
     free(build->deposited);
+    free(build->tallied);
 }
 
 static qe_status rank_parts(qe_build *build) {
@@ -88,8 +96,10 @@ static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_
     build.pool_states = calloc(pools, sizeof *build.pool_states);
     build.filled = calloc(plan->stages, 1);
     build.deposited = calloc(plan->stages, 2);
+    build.tallied = calloc(plan->weight_count + 1u, 1);
     qe_status status = QE_OK;
-    if (!build.out->pools || !build.out->places || !build.pool_states || !build.filled || !build.deposited)
+    if (!build.out->pools || !build.out->places || !build.pool_states || !build.filled || !build.deposited ||
+        !build.tallied)
         status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the plan of rank %u", rank);
     if (status == QE_OK) status = rank_parts(&build);
     for (uint32_t i = 0; i < build.out->pool_count; i++)

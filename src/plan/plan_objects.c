@@ -73,6 +73,22 @@ static qe_status add_weights(qe_build *build) {
     return QE_OK;
 }
 
+/* One word per gradient: those that a stage deposits in one action lie side by side. */
+static qe_status add_tallies(qe_build *build) {
+    static const int by[] = {QE_ACTION_I, QE_ACTION_W};
+    const qe_plan *plan = build->plan;
+    qe_rank_plan *out = build->out;
+    out->deposits_object = QE_NONE;
+    if (plan->options.forward_only) return QE_OK;
+    for (int b = 0; b < 2; b++)
+        for (uint32_t stage = 0; stage < plan->stages; stage++)
+            for (uint32_t w = 0; plan->stage_rank[stage] == build->rank && w < plan->weight_count; w++)
+                if (plan->model_ops->weight(plan->model, w)->deposited_by == by[b] &&
+                    plan->model_ops->weight_stage(plan->model, w, plan->stages) == stage)
+                    out->places[w].tally = out->tally_count++;
+    return add_buffer(build, "deposits", out->tally_count * sizeof(uint64_t), &out->deposits_object);
+}
+
 qe_status qe_build_objects(qe_build *build) {
     const qe_plan *plan = build->plan;
     qe_rank_plan *out = build->out;
@@ -88,5 +104,6 @@ qe_status qe_build_objects(qe_build *build) {
     if (plan->options.placement == QE_GRADIENT_COPY)
         QE_TRY(add_buffer(build, "grad_scratch", plan->weight_count,
                           &out->scratch_object)); /* one byte stands for a weight */
-    return add_weights(build);
+    QE_TRY(add_weights(build));
+    return add_tallies(build);
 }

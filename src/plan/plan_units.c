@@ -51,25 +51,31 @@ qe_status qe_build_draft(qe_build *build, const char *label, const qe_effect *ef
     return QE_OK;
 }
 
+static uint32_t weight_of_grad(const qe_build *build, uint32_t object) {
+    uint32_t weight = 0;
+    while (build->out->places[weight].grad_object != object) weight++;
+    return weight;
+}
+
 static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
     qe_build *build = context;
     qe_effect all[QE_EFFECTS_MAX];
+    uint32_t all_count = count;
     QE_ASSERT(count < QE_EFFECTS_MAX);
     memcpy(all, effects, count * sizeof *effects);
-    /* A copied gradient is accumulated in scratch, not where it lives. */
-    if (build->out->scratch_object != QE_NONE)
-        for (uint32_t i = 0; i < count; i++)
-            if (effects[i].kind == QE_EFFECT_GRAD_DEPOSIT) {
-                uint64_t place = build->out->program.objects[effects[i].object].weight;
-                uint32_t weight = 0;
-                while (build->out->places[weight].weight_object != place) weight++;
-                all[count++] = (qe_effect){.object = build->out->scratch_object,
-                                           .kind = QE_EFFECT_BUFFER_WRITE,
-                                           .begin = weight,
-                                           .end = weight + 1u};
-                break;
-            }
-    return qe_build_draft(build, qe_op_name(op->kind), all, count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (effects[i].kind != QE_EFFECT_GRAD_DEPOSIT) continue;
+        uint32_t weight = weight_of_grad(build, effects[i].object);
+        build->tallied[build->out->places[weight].tally] = 1;
+        /* A copied gradient is accumulated in scratch, not where it lives. */
+        if (build->out->scratch_object == QE_NONE) continue;
+        QE_ASSERT(all_count < QE_EFFECTS_MAX);
+        all[all_count++] = (qe_effect){.object = build->out->scratch_object,
+                                       .kind = QE_EFFECT_BUFFER_WRITE,
+                                       .begin = weight,
+                                       .end = weight + 1u};
+    }
+    return qe_build_draft(build, qe_op_name(op->kind), all, all_count);
 }
 
 static qe_status open_unit(qe_build *build, qe_unit_kind kind, uint32_t stage, uint32_t microbatch, uint32_t stream) {
@@ -130,6 +136,23 @@ static void claims(const qe_build *build, qe_unit_kind kind, uint32_t *acquired,
     }
 }
 
+/* What the unit deposited is counted behind it, a run of neighbouring words at a time. */
+static qe_status tally_deposits(qe_build *build) {
+    uint32_t words = build->out->tally_count;
+    for (uint32_t first = 0, end; first < words; first = end) {
+        for (end = first + 1; build->tallied[first] && end < words && build->tallied[end];) end++;
+        if (!build->tallied[first]) continue;
+        qe_effect effect = {.object = build->out->deposits_object,
+                            .kind = QE_EFFECT_BUFFER_WRITE,
+                            .begin = first * sizeof(uint64_t),
+                            .end = end * sizeof(uint64_t)};
+        QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_TALLY), &effect, 1));
+        unit_now(build)->tally_count++;
+        memset(build->tallied + first, 0, end - first);
+    }
+    return QE_OK;
+}
+
 static qe_status lower_unit(qe_build *build, qe_phase phase) {
     const qe_plan *plan = build->plan;
     qe_unit *unit = unit_now(build);
@@ -142,6 +165,7 @@ static qe_status lower_unit(qe_build *build, qe_phase phase) {
     qe_plan_frame_objects(plan, build->out, unit, &frame);
     qe_sink sink = {.context = build, .op = sink_op};
     QE_TRY(plan->model_ops->lower(plan->model, &frame, phase, &sink));
+    QE_TRY(tally_deposits(build));
     close_unit(build);
     return QE_OK;
 }
@@ -186,12 +210,15 @@ static qe_status fill_unit(qe_build *build, uint32_t stage) {
 }
 
 /* Moves one weight's gradient to scratch or back (placement copy). */
-static qe_status copy_unit(qe_build *build, qe_unit_kind kind, const qe_action *action, uint32_t weight) {
+static qe_status copy_unit(qe_build *build, qe_unit_kind kind, const qe_action *action, uint32_t weight, int set) {
+    int adds = kind == QE_UNIT_GRAD_OUT && !set && qe_plan_adds_apart(build->plan, weight);
     QE_TRY(open_unit(build, kind, action->stage, action->microbatch, build->out->stream_compute));
     unit_now(build)->weight = weight;
+    unit_now(build)->set = set != 0;
     qe_effect effect = {.object = build->out->scratch_object, .begin = weight, .end = weight + 1u};
     effect.kind = kind == QE_UNIT_GRAD_IN ? QE_EFFECT_BUFFER_WRITE : QE_EFFECT_BUFFER_READ;
-    QE_TRY(qe_build_draft(build, kind == QE_UNIT_GRAD_IN ? "grad_in" : "grad_out", &effect, 1));
+    QE_TRY(qe_build_draft(build, kind == QE_UNIT_GRAD_IN ? "grad_in" : adds ? "grad_add" : "grad_out", &effect,
+                          1));
     close_unit(build);
     return QE_OK;
 }
@@ -202,7 +229,8 @@ static qe_status copies(qe_build *build, qe_unit_kind kind, const qe_action *act
     for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
         if (plan->model_ops->weight_stage(plan->model, weight, plan->stages) != action->stage) continue;
         if (plan->model_ops->weight(plan->model, weight)->deposited_by != deposited_by) continue;
-        QE_TRY(copy_unit(build, kind, action, weight));
+        if (kind == QE_UNIT_GRAD_IN && qe_plan_adds_apart(plan, weight)) continue;
+        QE_TRY(copy_unit(build, kind, action, weight, set));
     }
     return QE_OK;
 }

@@ -68,8 +68,25 @@ static qe_status bind_lowered(qe_rank *rank, qe_binding *binding, const qe_unit 
         .binding = binding, .next = unit->first_op + unit->stamped, .end = unit->first_op + unit->op_count};
     qe_sink target = {.context = &sink, .op = sink_op};
     QE_TRY(binding->plan->model_ops->lower(binding->plan->model, &frame, phase, &target));
-    QE_ASSERT(sink.next == sink.end);
+    QE_ASSERT(sink.next + unit->tally_count == sink.end); /* bind_tallies sees to those */
     return QE_OK;
+}
+
+/* What counts a unit's deposits: which words, its effect says. */
+static void bind_tallies(qe_binding *binding) {
+    const qe_rank_plan *plan = binding->rank_plan;
+    for (uint32_t i = 0; i < plan->program.item_count; i++) {
+        const qe_item *item = &plan->program.items[i];
+        if (item->kind != QE_ITEM_OP) continue;
+        const qe_unit *unit = &plan->units[plan->item_unit[i]];
+        if (plan->item_op[i] + unit->tally_count < unit->first_op + unit->op_count) continue;
+        const qe_effect *effect = &plan->program.effects[item->first_effect];
+        qe_op *op = &binding->ops[plan->item_op[i]];
+        QE_ASSERT(effect->object == plan->deposits_object);
+        *op = (qe_op){.kind = QE_OP_TALLY, .layer = op[-1].layer};
+        op->args.tally = (qe_args_tally){.words = binding->deposits + effect->begin / sizeof(uint64_t),
+                                         .count = (uint32_t)((effect->end - effect->begin) / sizeof(uint64_t))};
+    }
 }
 
 static qe_status bind_transfer(qe_rank *rank, qe_binding *binding, const qe_unit *unit, qe_error *error_out) {
@@ -97,6 +114,14 @@ static uint64_t weight_values(const qe_plan *plan, uint32_t weight) {
 static void bind_copy(qe_binding *binding, const qe_unit *unit, void *to, const void *from, uint64_t bytes) {
     binding->ops[unit->first_op] = (qe_op){.kind = QE_OP_COPY};
     binding->ops[unit->first_op].args.copy = (qe_args_copy){.from = from, .to = to, .bytes = bytes};
+}
+
+static void bind_add(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
+    qe_op *op = &binding->ops[unit->first_op];
+    *op = (qe_op){.kind = QE_OP_ACCUMULATE};
+    op->args.accumulate = (qe_args_accumulate){.from = binding->places[unit->weight].grad,
+                                               .to = rank->places[unit->weight].grad,
+                                               .count = weight_values(binding->plan, unit->weight)};
 }
 
 /* The beginning of the compute stream's scratch, where sums are made apart first. */
@@ -158,6 +183,10 @@ static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
             bind_copy(binding, unit, binding->places[unit->weight].grad, rank->places[unit->weight].grad, grad);
             break;
         case QE_UNIT_GRAD_OUT:
+            if (!unit->set && qe_plan_adds_apart(plan, unit->weight)) {
+                bind_add(binding, rank, unit);
+                break;
+            }
             bind_copy(binding, unit, rank->places[unit->weight].grad, binding->places[unit->weight].grad, grad);
             break;
         case QE_UNIT_TAKE: bind_take(binding, rank, unit); break;
@@ -260,9 +289,10 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     binding->loss = qe_rank_alloc(rank, losses, error_out);
     binding->loss_host = qe_rank_host_alloc(rank, losses, error_out);
     binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
+    binding->deposits = qe_rank_alloc(rank, (binding->rank_plan->tally_count + 1u) * sizeof(uint64_t), error_out);
     binding->scratch_bytes += work + 2 * tokens + 2 * losses;
     if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host ||
-        !binding->norms)
+        !binding->norms || !binding->deposits)
         return QE_ERROR_MEMORY;
     binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
     if (binding->ops == NULL)
@@ -296,6 +326,7 @@ static qe_status prepare_ops(qe_rank *rank, const qe_binding *binding, qe_error 
 static qe_status bind_units(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     for (uint32_t i = 0; i < binding->rank_plan->unit_count; i++)
         QE_TRY(bind_unit(rank, binding, &binding->rank_plan->units[i], error_out));
+    bind_tallies(binding);
     QE_TRY(prepare_ops(rank, binding, error_out));
     return qe_binding_declare(rank, binding, error_out);
 }
@@ -337,7 +368,8 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
         if (binding->events[i] != NULL) ops->event_destroy(binding->events[i]);
     for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++)
         qe_rank_free(rank, binding->pool_memory[i]);
-    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->loss, binding->norms};
+    void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->loss, binding->norms,
+                       binding->deposits};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) qe_rank_free(rank, buffers[i]);
     qe_rank_host_free(rank, binding->staging);
     qe_rank_host_free(rank, binding->loss_host);

@@ -154,8 +154,9 @@ static void add_buffer(ranges *all, const qe_effect *effect) {
         return;
     }
     int access = effect->kind == QE_EFFECT_BUFFER_READ ? READS : WRITES;
-    if (effect->object == plan->work_object) access |= READS;
-    const char *base = effect->object == plan->work_object     ? binding->work
+    if (effect->object == plan->work_object || effect->object == plan->deposits_object) access |= READS;
+    const char *base = effect->object == plan->work_object       ? binding->work
+                       : effect->object == plan->deposits_object ? (const char *)binding->deposits
                        : effect->object == plan->tokens_object ? (const char *)binding->tokens
                        : effect->object == plan->loss_object   ? (const char *)binding->loss
                                                                : (const char *)binding->norms;
@@ -193,7 +194,10 @@ static void add_unnamed(ranges *all, const qe_unit *unit) {
         case QE_UNIT_GRAD_OUT: /* the gradient where it lives; effects speak of the scratch */
             all->object = plan->model_ops->weight(plan->model, unit->weight)->name;
             add(all, all->rank->places[unit->weight].grad, weight_bytes(all, unit->weight),
-                unit->kind == QE_UNIT_GRAD_IN ? READS : WRITES, "grad");
+                unit->kind == QE_UNIT_GRAD_IN                                  ? READS
+                : !unit->set && qe_plan_adds_apart(plan, unit->weight) ? READS | WRITES
+                                                                               : WRITES,
+                "grad");
             break;
         case QE_UNIT_FILL:
         case QE_UNIT_F:

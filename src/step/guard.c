@@ -11,6 +11,8 @@ static void weight_words(const qe_rank *rank, const qe_binding *binding, uint32_
     const qe_weight_place *place = &binding->places[weight];
     if (place->weight_object == QE_NONE) return;
     words[place->weight_object] = rank->places[weight].witness;
+    if (place->grad_object != QE_NONE)
+        words[place->grad_object] = binding->deposits + binding->rank_plan->places[weight].tally;
     if (place->cache_object != QE_NONE) words[place->cache_object] = place->cache_key;
     for (int role = 0; role < QE_SCALE_ROLES; role++)
         if (place->scale_object[role] != QE_NONE) words[place->scale_object[role]] = &place->scale[role]->epoch;
@@ -34,8 +36,9 @@ qe_status qe_guard_create(qe_rank *rank, qe_binding *binding, qe_error *error_ou
     if (options->capture == QE_CAPTURE_NONE || options->contracts == QE_CONTRACTS_OFF) return QE_OK;
     binding->words = calloc(program->object_count + 1u, sizeof *binding->words);
     binding->base = calloc(program->object_count + 1u, sizeof *binding->base);
+    binding->deposited = calloc(program->object_count + 1u, sizeof *binding->deposited);
     binding->fault = qe_rank_alloc(rank, sizeof *binding->fault, error_out);
-    if (binding->words == NULL || binding->base == NULL)
+    if (binding->words == NULL || binding->base == NULL || binding->deposited == NULL)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the guards of rank %u", rank->index);
     if (binding->fault == NULL) return QE_ERROR_MEMORY;
     find_words(rank, binding, binding->words);
@@ -51,7 +54,9 @@ void qe_guard_destroy(qe_rank *rank, qe_binding *binding) {
     qe_rank_free(rank, binding->fault);
     free(binding->words);
     free(binding->base);
+    free(binding->deposited);
     binding->fault = NULL;
+    binding->deposited = NULL;
     binding->words = NULL;
     binding->base = NULL;
 }
@@ -84,15 +89,60 @@ static void note_effect(object_span *span, const qe_effect *effect) {
     span->tail_epoch = effect->epoch;
 }
 
-static void note_segment(const qe_binding *binding, const qe_segment *segment, object_span *spans) {
+static uint32_t grad_of_word(const qe_binding *binding, uint64_t word) {
+    const qe_weight_place *places = binding->rank_plan->places;
+    for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
+        if (places[weight].grad_object != QE_NONE && places[weight].tally == word) return places[weight].grad_object;
+    QE_ASSERT(0 && "a word of a gradient");
+    return QE_NONE;
+}
+
+static void note_grad(qe_binding *binding, object_span *spans, uint32_t grad, uint32_t deposits) {
+    uint32_t before = binding->deposited[grad];
+    binding->deposited[grad] += deposits;
+    if (spans == NULL) return;
+    if (!spans[grad].seen) spans[grad] = (object_span){.seen = 1, .at_head = 1, .head = before};
+    spans[grad].tail = binding->deposited[grad];
+}
+
+/* What an item does to gradients; spans NULL: it lies in no segment and is only counted. */
+static void note_item_grads(qe_binding *binding, uint32_t index, object_span *spans) {
+    const qe_rank_plan *plan = binding->rank_plan;
+    const qe_item *item = &plan->program.items[index];
+    for (uint32_t e = 0; item->kind == QE_ITEM_OP && e < item->effect_count; e++) {
+        const qe_effect *effect = &plan->program.effects[item->first_effect + e];
+        if (effect->kind == QE_EFFECT_GRAD_TAKE) note_grad(binding, spans, effect->object, 0);
+        if (effect->object != plan->deposits_object) continue;
+        for (uint64_t word = effect->begin / sizeof(uint64_t); word < effect->end / sizeof(uint64_t); word++)
+            note_grad(binding, spans, grad_of_word(binding, word), 1);
+    }
+}
+
+/* Segments come in the order of items; with the first one everything is recorded anew. */
+static void count_deposits_until(qe_binding *binding, const qe_segment *segment) {
+    uint32_t end = segment->first;
+    if (segment == binding->segments) {
+        memset(binding->deposited, 0, binding->rank_plan->program.object_count * sizeof *binding->deposited);
+        binding->deposited_end = 0;
+    }
+    for (; binding->deposited_end < end; binding->deposited_end++)
+        note_item_grads(binding, binding->deposited_end, NULL);
+}
+
+static void note_segment(qe_binding *binding, const qe_segment *segment, object_span *spans) {
     const qe_program *program = &binding->rank_plan->program;
+    count_deposits_until(binding, segment);
     for (uint32_t i = segment->first; i < segment->end; i++) {
         const qe_item *item = &program->items[i];
         for (uint32_t e = 0; item->kind == QE_ITEM_OP && e < item->effect_count; e++) {
             const qe_effect *effect = &program->effects[item->first_effect + e];
-            if (binding->words[effect->object] != NULL) note_effect(&spans[effect->object], effect);
+            if (binding->words[effect->object] == NULL || program->objects[effect->object].kind == QE_OBJECT_GRAD)
+                continue;
+            note_effect(&spans[effect->object], effect);
         }
+        note_item_grads(binding, i, spans);
     }
+    binding->deposited_end = segment->end;
 }
 
 /* The last graph before the commit looks at all that the commit will change: what is wrong there is known before the
@@ -243,9 +293,12 @@ static void read_counters(const qe_rank *rank, qe_binding *binding) {
     const qe_program *program = &binding->rank_plan->program;
     for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
         read_weight_counters(rank, binding, weight);
-    for (uint32_t object = 0; object < program->object_count; object++)
-        if (program->objects[object].kind == QE_OBJECT_SLOT)
-            binding->base[object] = qe_ledger_counter(binding->ledger, object);
+    for (uint32_t object = 0; object < program->object_count; object++) {
+        const qe_object *about = &program->objects[object];
+        uint64_t counter = qe_ledger_counter(binding->ledger, object);
+        if (about->kind == QE_OBJECT_SLOT) binding->base[object] = counter;
+        if (about->kind == QE_OBJECT_GRAD) binding->base[object] = counter * about->due; /* it counts takes */
+    }
 }
 
 /* After an abort some declared changes never ran. Words are set to what the ledger counts. */
@@ -286,8 +339,9 @@ qe_status qe_guard_begin(qe_rank *rank, qe_binding *binding) {
     return clear_fault(rank, binding);
 }
 
-static qe_rule rule_of(qe_object_kind kind) {
+static qe_rule rule_of(qe_object_kind kind, const qe_guard_fault *fault) {
     switch (kind) {
+        case QE_OBJECT_GRAD: return fault->found > fault->expected ? QE_RULE_GRAD_TWICE : QE_RULE_GRAD_MISSING;
         case QE_OBJECT_SLOT: return QE_RULE_SLOT_STALE;
         case QE_OBJECT_WEIGHT: return QE_RULE_WEIGHT_VERSION;
         case QE_OBJECT_SCALE: return QE_RULE_SCALE_EPOCH;
@@ -310,7 +364,7 @@ qe_status qe_guard_verdict(qe_rank *rank, qe_binding *binding, qe_violations *vi
     memset(violations_out, 0, sizeof *violations_out);
     violations_out->count = violations_out->total = 1;
     violations_out->record[0] = (qe_violation){
-        .rule = rule_of(program->objects[object].kind),
+        .rule = rule_of(program->objects[object].kind, &fault),
         .item = item,
         .other_item = QE_NONE,
         .object = object,

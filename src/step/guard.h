@@ -3,6 +3,7 @@
  *
  *   words of slots    rise at each stamp (acquire)         of weights  at each commit
  *   words of scales   rise at each fold                    of caches   are the key, written by the fill
+ *   words of gradients rise behind each action that deposits
  *
  * A graph serves several segments of a step, so what is expected is data: an arming copy puts the numbers of this
  * launch into the graph's block before it runs. */

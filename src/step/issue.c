@@ -39,7 +39,8 @@ static qe_status judge_edited(qe_rank *rank, qe_binding *binding, const qe_item 
 /* A gradient comes back from scratch; that it went there is part of the same copy. */
 static int is_copy_back(const qe_binding *binding, uint32_t index) {
     const qe_rank_plan *plan = binding->rank_plan;
-    return plan->program.items[index].kind == QE_ITEM_OP && plan->units[plan->item_unit[index]].kind == QE_UNIT_GRAD_OUT;
+    return plan->program.items[index].kind == QE_ITEM_OP &&
+           plan->units[plan->item_unit[index]].kind == QE_UNIT_GRAD_OUT;
 }
 
 static qe_status submit_planned(qe_rank *rank, qe_binding *binding, uint32_t index, int judge, int run) {

@@ -38,6 +38,7 @@ typedef struct qe_binding {
     char *work, *grad_scratch; /* grad_scratch: parallel to the rank's gradients */
     int32_t *tokens, *staging; /* device and host: [microbatches][tokens | targets][T] */
     double *loss, *loss_host, *norms; /* device, host, device */
+    uint64_t *deposits; /* device: [tally_count] witness words of gradients: deposits ever made */
     qe_op *ops; /* [op_count] */
     qe_stream **streams; /* [stream_count]; NULL for the host's */
     qe_event **events; /* [event_count] */
@@ -54,7 +55,10 @@ typedef struct qe_binding {
     uint32_t graph_count;
     /* Guards; NULL when eager or without contracts. */
     uint64_t **words; /* [object_count] witness of each object, or NULL */
-    uint64_t *base; /* [object_count] counters at the beginning of the step */
+    uint64_t *base; /* [object_count] counters at the beginning of the step; of gradients all
+                       deposits of the steps before */
+    uint32_t *deposited; /* [object_count] while graphs are recorded: deposits made before item `deposited_end` */
+    uint32_t deposited_end;
     qe_guard_fault *fault; /* device */
     uint8_t fault_fired; /* and has to be cleared before the next step */
     qe_event **edge_events; /* [stream_count + 1] fork and joins of a whole-step graph */

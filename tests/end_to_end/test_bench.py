@@ -85,5 +85,53 @@ class Bench(Case):
         self.refuse(ERROR, ["text.txt"], "bench", "tiny.yaml", *SHORT)
 
 
+class Placement(Case):
+    def row(self, *arguments):
+        return self.document("bench", "placement", *arguments, "--steps", "1", "--pairs", "2")["rows"][0]
+
+    def test_copies_are_counted_and_change_no_bit(self):
+        row = self.row()
+        self.assertEqual(row["direct_copies"], 0)
+        self.assertEqual(row["copy_linear_copies"], 3 * 4 * 8)
+        self.assertEqual(row["copy_copies"], (1 + 3 * 6 + 2) * 8)
+        self.assertTrue(row["same_bits"])
+        self.assertEqual(row["direct_state_hash"], row["copy_state_hash"])
+        self.assertGreater(row["predicted_ms"], 0)
+
+    def test_shapes_pipelines_and_recipes_are_options(self):
+        for recipe in ("block", "bf16"):
+            row = self.row("h64-t32", "--set", "pipeline.ranks=2", "--set", "pipeline.microbatches=4",
+                           "--set", f"recipe.name={recipe}", "--set", "train.capture=step")
+            self.assertEqual((row["layers"], row["hidden"], row["ffn"], row["microbatch_tokens"]), (4, 64, 256, 32))
+            self.assertEqual(row["copy_copies"], (1 + 4 * 6 + 2) * 4)
+            self.assertTrue(row["same_bits"])
+
+    def test_a_shape_that_is_none_is_a_usage_error(self):
+        for shape in ("h0-t32", "h64", "h64-t32x", "large"):
+            self.refuse(USAGE, [shape], "bench", "placement", shape)
+
+
+class Step(Case):
+    def test_three_ways_of_one_step(self):
+        told = self.document("bench", "step", "--steps", "2")
+        ways = {row["way"]: row for row in told["steps"]}
+        self.assertEqual(sorted(ways), ["action", "eager", "step"])
+        self.assertEqual((ways["eager"]["graphs"], ways["step"]["graphs"]), (0, 2))
+        self.assertEqual(told["tokens_per_step"], 8 * 32)
+        for row in ways.values():
+            self.assertLess(row["commit_ms"], row["step_ms"])
+            self.assertLessEqual(row["fastest_ms"], row["step_ms"])
+            self.assertTrue(all(math.isfinite(figure) for figure in row.values() if isinstance(figure, float)))
+        parameters = told["parameters"] - told["embedding_parameters"]
+        attention = 6 * 3 * 256 * 32 * 64
+        self.assertAlmostEqual(told["model_flops_per_step"], 6.0 * parameters * 256 + attention)
+
+    def test_one_way_alone(self):
+        told = self.document("bench", "step", "tiny", "--way", "action", "--steps", "1")
+        self.assertEqual([row["way"] for row in told["steps"]], ["action"])
+        self.refuse(USAGE, ["sideways"], "bench", "step", "--way", "sideways")
+        self.refuse(USAGE, ["huge"], "bench", "step", "huge")
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -138,6 +138,54 @@ void case_stamp(void) {
     stamp_of(QE_STAMP_MAX, 1);
 }
 
+/* --- Tally --- */
+
+static void tally_of(uint32_t count) {
+    enum { WORDS = 1500 };
+    uint64_t words[WORDS];
+    same_world world;
+    for (uint32_t i = 0; i < WORDS; ++i) words[i] = i * UINT64_C(0x9e3779b97f4a7c15);
+    world_begin(&world, "tally of %u", count);
+    same_buffer *at = world_bytes(&world, sizeof words, words);
+    qe_op op[2] = {{.kind = QE_OP_TALLY}, {.kind = QE_OP_TALLY}};
+    for (int side = 0; side < 2; ++side)
+        op[side].args.tally = (qe_args_tally){.words = same_at(at, (same_side)side), .count = count};
+    if (world_run(&world, &op[0], &op[1])) same_bits(&world, "words", at);
+    world_end(&world);
+}
+
+void case_tally(void) {
+    static const uint32_t counts[] = {0, 1, 6, 33, 1024, 1500};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; ++i) tally_of(counts[i]);
+}
+
+/* --- Accumulate --- */
+
+static void accumulate_of(uint32_t count, uint32_t shift) {
+    same_world world;
+    float *values = malloc((count + 4u) * sizeof *values);
+    if (values == NULL) abort();
+    for (uint32_t i = 0; i < count + 4; ++i)
+        values[i] = (float)(int32_t)(i * 2654435761u) * 0x1p-20f / (float)(1 + i % 97);
+    world_begin(&world, "accumulate %u, shift %u", count, shift);
+    same_buffer *from = world_bytes(&world, (count + 4u) * sizeof *values, values);
+    values[0] = 0x1p-140f;
+    same_buffer *to = world_bytes(&world, (count + 4u) * sizeof *values, values);
+    qe_op op[2] = {{.kind = QE_OP_ACCUMULATE}, {.kind = QE_OP_ACCUMULATE}};
+    for (int side = 0; side < 2; ++side)
+        op[side].args.accumulate = (qe_args_accumulate){.from = (float *)same_at(from, (same_side)side) + shift,
+                                                        .to = same_at(to, (same_side)side), .count = count};
+    if (world_run(&world, &op[0], &op[1])) same_bits(&world, "sums", to);
+    world_end(&world);
+    free(values);
+}
+
+void case_accumulate(void) {
+    static const uint32_t counts[] = {0, 1, 5, 1024, 4099, 1000003};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; ++i)
+        for (uint32_t shift = 0; shift < 2; ++shift) accumulate_of(counts[i], shift);
+}
+
 /* --- Guard --- */
 
 /* wrong: entries whose word is another than expected, QE_NONE ends them. fired: a guard before has fired. */

@@ -252,6 +252,8 @@ static qe_status op_launch(const void *context, void *on) {
         case QE_OP_ADAMW: return qe_cuda_adamw(&args->adamw, queue);
         case QE_OP_FOLD: return qe_cuda_fold(&args->fold, queue);
         case QE_OP_STAMP: return qe_cuda_stamp(&args->stamp, queue);
+        case QE_OP_ACCUMULATE: return qe_cuda_accumulate(&args->accumulate, queue);
+        case QE_OP_TALLY: return qe_cuda_tally(&args->tally, queue);
         case QE_OP_GUARD: return qe_cuda_guard(&args->guard, queue);
         default: return QE_ERROR_ARGUMENT;
     }

@@ -130,6 +130,8 @@ void case_quantize_weight(void);
 void case_decode(void);
 void case_fold(void);
 void case_stamp(void);
+void case_tally(void);
+void case_accumulate(void);
 void case_guard(void);
 void case_embed(void);
 void case_embed_backward(void);

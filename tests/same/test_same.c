@@ -21,6 +21,8 @@ static const named_case cases[] = {
     {"decode", case_decode},
     {"fold", case_fold},
     {"stamp", case_stamp},
+    {"tally", case_tally},
+    {"accumulate", case_accumulate},
     {"guard", case_guard},
     {"embed", case_embed},
     {"embed_backward", case_embed_backward},

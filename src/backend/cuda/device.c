@@ -200,7 +200,7 @@ const qe_backend *qe_cuda_backend(void) {
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "cuda",
-        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES},
+        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES, .sums_apart = 1},
         .open = cuda_open,
         .close = cuda_close,
         .identity = cuda_identity,

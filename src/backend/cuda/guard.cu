@@ -1,5 +1,5 @@
-/* guard.cu - the device moment: witness words of slots rise, guards look at witness words, tests delay a stream. All
- * three are a single block whose time is its latency: two loads in a row for a guard. */
+/* guard.cu - the device moment: witness words of slots and gradients rise, guards look at witness words, tests delay a
+ * stream. All but long tallies are a single block whose time is its latency: two loads in a row for a guard. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/block.cuh"
 
@@ -11,6 +11,11 @@ constexpr uint32_t GUARD_THREADS_MAX = 1024;
 __global__ void stamp_words(const __grid_constant__ qe_args_stamp args) {
     if (threadIdx.x < args.count)
         atomicAdd(reinterpret_cast<unsigned long long *>(args.words[threadIdx.x]), 1ull);
+}
+
+__global__ void tally_words(uint64_t *words, uint32_t count) {
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) ++words[i];
 }
 
 /* The first guard that fires keeps the fault, whatever runs beside it: only who turns `fired` from 0 to 1 writes. */
@@ -63,6 +68,13 @@ __global__ void delay_for(uint64_t nanoseconds) {
 
 qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream) {
     return qe_cuda_launch(stamp_words, 1, QE_CUDA_WARP, 0, stream, *args);
+}
+
+qe_status qe_cuda_tally(const qe_args_tally *args, cudaStream_t stream) {
+    const uint32_t threads = qe_cuda_threads(args->count, GUARD_THREADS_MAX);
+    if (args->count == 0) return QE_OK;
+    return qe_cuda_launch(tally_words, (args->count + threads - 1) / threads, threads, 0, stream, args->words,
+                          args->count);
 }
 
 qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream) {

@@ -26,10 +26,12 @@ qe_status qe_cuda_rope_backward_quantize(const qe_args_rope *args, cudaStream_t 
 qe_status qe_cuda_swiglu_quantize(const qe_args_swiglu *args, cudaStream_t stream);
 qe_status qe_cuda_swiglu_backward_quantize(const qe_args_swiglu_backward *args, cudaStream_t stream);
 qe_status qe_cuda_cross_entropy(const qe_args_cross_entropy *args, cudaStream_t stream);
+qe_status qe_cuda_accumulate(const qe_args_accumulate *args, cudaStream_t stream);
 qe_status qe_cuda_grad_norm(const qe_args_grad_norm *args, cudaStream_t stream);
 qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream);
 qe_status qe_cuda_fold(const qe_args_fold *args, cudaStream_t stream);
 qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream);
+qe_status qe_cuda_tally(const qe_args_tally *args, cudaStream_t stream);
 qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream);
 
 /* Decodes what was retained with 128x1 blocks into bf16 values [rows, columns] (exact: scales are powers of two). */

@@ -26,10 +26,12 @@ static qe_status kernel_queue(const qe_op *op, cudaStream_t stream) {
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE: return qe_cuda_swiglu_backward_quantize(&args->swiglu_backward, stream);
         case QE_OP_CROSS_ENTROPY: return qe_cuda_cross_entropy(&args->cross_entropy, stream);
         case QE_OP_COPY: return copy_queue(&args->copy, stream);
+        case QE_OP_ACCUMULATE: return qe_cuda_accumulate(&args->accumulate, stream);
         case QE_OP_GRAD_NORM: return qe_cuda_grad_norm(&args->grad_norm, stream);
         case QE_OP_ADAMW: return qe_cuda_adamw(&args->adamw, stream);
         case QE_OP_FOLD: return qe_cuda_fold(&args->fold, stream);
         case QE_OP_STAMP: return qe_cuda_stamp(&args->stamp, stream);
+        case QE_OP_TALLY: return qe_cuda_tally(&args->tally, stream);
         case QE_OP_GUARD: return qe_cuda_guard(&args->guard, stream);
         default: return QE_ERROR_ARGUMENT;
     }

@@ -34,6 +34,10 @@ static void stamp_run(const qe_args_stamp *args) {
     for (uint32_t i = 0; i < args->count; ++i) ++*args->words[i];
 }
 
+static void tally_run(const qe_args_tally *args) {
+    for (uint32_t i = 0; i < args->count; ++i) ++args->words[i];
+}
+
 /* The first guard that fires is kept. */
 static void guard_run(const qe_args_guard *args) {
     for (uint32_t i = 0; i < args->count && !args->fault->fired; ++i) {
@@ -54,6 +58,10 @@ static void fold_run(const qe_args_fold *args) {
 
 static void copy_run(const qe_args_copy *args) {
     if (args->bytes > 0) memcpy(args->to, args->from, args->bytes);
+}
+
+static void accumulate_run(const qe_args_accumulate *args) {
+    for (uint64_t i = 0; i < args->count; ++i) args->to[i] += args->from[i];
 }
 
 static uint64_t now_ns(void) {
@@ -101,10 +109,12 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE: kernels->swiglu_backward_quantize(&args->swiglu_backward); break;
         case QE_OP_CROSS_ENTROPY: kernels->cross_entropy(&args->cross_entropy); break;
         case QE_OP_COPY: copy_run(&args->copy); break;
+        case QE_OP_ACCUMULATE: accumulate_run(&args->accumulate); break;
         case QE_OP_GRAD_NORM: kernels->grad_norm(&args->grad_norm); break;
         case QE_OP_ADAMW: adamw_run(kernels, &args->adamw); break;
         case QE_OP_FOLD: fold_run(&args->fold); break;
         case QE_OP_STAMP: stamp_run(&args->stamp); break;
+        case QE_OP_TALLY: tally_run(&args->tally); break;
         case QE_OP_GUARD: guard_run(&args->guard); break;
         case QE_OP_DELAY: delay_run(&args->delay); break;
         case QE_OP_SEND:

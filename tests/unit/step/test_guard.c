@@ -12,9 +12,18 @@ typedef struct rogue {
 } rogue;
 
 static rogue planted;
+static struct {
+    uint32_t countdown; /* launches until the one that goes wrong; 0: none does */
+    int twice;          /* it is launched twice; else not at all */
+} slip;
 static const uint64_t garbage = UINT64_C(0x0123456789abcdef);
 
 static qe_status launch_with_rogue(qe_graph *graph, qe_stream *stream) {
+    if (slip.countdown > 0 && --slip.countdown == 0) {
+        if (!slip.twice) return QE_OK;
+        qe_status status = qe_host_backend()->graph->launch(graph, stream);
+        if (status != QE_OK) return status;
+    }
     if (planted.countdown > 0 && --planted.countdown == 0) {
         qe_status status = qe_host_backend()->stream->submit(stream, &planted.op);
         if (status != QE_OK) return status;
@@ -84,6 +93,47 @@ static void an_undeclared_write_is_trapped_before_it_reaches_a_weight(void **sta
             assert_int_equal(w.result.violations.record[0].object, object_named(&w, victims[i].object));
             assert_true(w.result.violations.record[0].found == garbage ||
                         victims[i].rule == QE_RULE_SLOT_STALE); /* a later stamp may have counted on from it */
+            assert_string_equal(before.text, world_state(&w).text);
+            steps(&w, STEPS - 2);
+            assert_string_equal(world_state(&quiet).text, world_state(&w).text);
+            world_close(&w);
+            world_close(&quiet);
+        }
+}
+
+/* The launch of a step that runs the weight gradients of a microbatch, from 1. */
+static uint32_t launch_of_w(const world *w, uint32_t microbatch) {
+    const qe_binding *binding = &w->team->ranks[0].train;
+    for (uint32_t s = 0; s < binding->segment_count; s++) {
+        const qe_unit *unit = &binding->rank_plan->units[binding->rank_plan->item_unit[binding->segments[s].first]];
+        if (unit->kind == QE_UNIT_W && unit->microbatch == microbatch) return s + 1;
+    }
+    fail_msg("no weight gradients of microbatch %u", microbatch);
+    return 0;
+}
+
+/* No declaration tells of it: the device is given a graph once more, or once less, than the ledger was. */
+static void deposits_that_are_run_twice_or_not_at_all_are_trapped_on_the_device(void **state) {
+    (void)state;
+    for (uint32_t microbatch = 0; microbatch < 4; microbatch++)
+        for (int twice = 0; twice < 2; twice++) {
+            world w, quiet;
+            qe_backend backend;
+            qe_graph_ops graph;
+            world_options options = {.capture = QE_CAPTURE_ACTION}, usual = {.capture = QE_CAPTURE_ACTION};
+            world_open(&quiet, &usual);
+            steps(&quiet, STEPS);
+            open_rogue_world(&w, &options, &backend, &graph);
+            steps(&w, 2);
+            world_hash before = world_state(&w);
+            slip.countdown = launch_of_w(&w, microbatch);
+            slip.twice = twice;
+            qe_status status = world_try_step(&w, 0);
+            assert_int_equal(slip.countdown, 0);
+            const qe_violation *found = &w.result.violations.record[0];
+            assert_int_equal(status, QE_CONTRACT);
+            assert_int_equal(found->rule, twice ? QE_RULE_GRAD_TWICE : QE_RULE_GRAD_MISSING);
+            assert_int_equal(qe_team_program(w.team, 0)->objects[found->object].kind, QE_OBJECT_GRAD);
             assert_string_equal(before.text, world_state(&w).text);
             steps(&w, STEPS - 2);
             assert_string_equal(world_state(&quiet).text, world_state(&w).text);
@@ -172,7 +222,9 @@ static void words_count_what_was_done(void **state) {
         const qe_binding *binding = &w.team->ranks[r].train;
         const qe_program *program = &binding->rank_plan->program;
         for (uint32_t i = 0; i < program->object_count; i++)
-            if (binding->words[i] != NULL && program->objects[i].kind != QE_OBJECT_CACHE)
+            if (binding->words[i] != NULL && program->objects[i].kind == QE_OBJECT_GRAD)
+                assert_int_equal(*binding->words[i], 3 * program->objects[i].due);
+            else if (binding->words[i] != NULL && program->objects[i].kind != QE_OBJECT_CACHE)
                 assert_int_equal(*binding->words[i], qe_ledger_counter(binding->ledger, i));
     }
     world_close(&w);
@@ -214,6 +266,7 @@ int main(void) {
         cmocka_unit_test(a_write_in_front_of_the_commit_is_trapped_and_the_state_is_shown_to_nobody),
         cmocka_unit_test(without_contracts_nobody_sees_it),
         cmocka_unit_test(words_count_what_was_done),
+        cmocka_unit_test(deposits_that_are_run_twice_or_not_at_all_are_trapped_on_the_device),
         cmocka_unit_test(a_commit_behind_a_guard_that_fired_is_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
