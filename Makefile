@@ -51,7 +51,7 @@ check: build
 	@echo "check: the Python package"
 	@sh tools/check_python.sh
 
-ADVERSARY_MUTANTS ?= 40000
+ADVERSARY_MUTANTS ?= 25000
 ADVERSARY_PROGRAMS ?= 20000
 ADVERSARY_SEED ?= 0
 check-adversary: build

@@ -152,6 +152,8 @@ typedef struct verdict {
 
 /* From the operator's words about state and precedence.c's about order and bytes. */
 verdict expected_of(const mutant *m);
+/* Does the oracle (tests/oracle) say the same? It reads the mutant as a trace, whatever the moment. */
+int oracle_says(const mutant *m, verdict expected, verdict *said_out);
 /* What the product says of a mutant at a moment. */
 verdict found_at(const mutant *m, moment at);
 /* Is a right step right at every moment that takes it? Says where it is not. */
@@ -168,6 +170,7 @@ enum { STEPS_MAX = 4 };
 
 void tally_valid(const char *what, uint32_t count);
 void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right);
+void tally_oracle(qe_rule expected, int agrees);
 void tally_operator(const char *name, qe_rule expected);
 /* Tables; returns 0 where something was wrong, or a rule or an operator was never tried. */
 int tally_print(int complete);
@@ -178,7 +181,7 @@ uint32_t schedules_run(uint64_t seed, uint64_t cases, uint64_t mutants); /* `mut
 
 /* ---- shrink.c: a case that went wrong, made small and written out ---- */
 
-void shrink_and_write(const mutant *m, moment at, const char *file);
+void shrink_and_write(const mutant *m, const char *file);
 
 /* For the files of operators. */
 typedef struct fault_operator {

@@ -4,6 +4,7 @@
 
 #include "adversary/adversary.h"
 #include "core/ledger_state.h"
+#include "oracle/oracle.h"
 
 const char *const moment_words[MOMENTS] = {"schedule", "plan", "issue", "trace", "device", "resume"};
 
@@ -39,6 +40,36 @@ static int before(verdict a, verdict b) {
 }
 
 static qe_rule first_rule(uint64_t rules) { return rules == 0 ? QE_RULE_NONE : (qe_rule)__builtin_ctzll(rules); }
+
+static void without_graphs(item_list *list) {
+    for (uint32_t i = 0; i < list->count; i++)
+        for (uint32_t k = list->entries[i].item.effect_count; k-- > 0;)
+            if (effect_is(&list->entries[i].effects[k], QE_OBJECT_GRAPH)) sequence_drop_effect(list, i, k);
+}
+
+/* A ledger is told of a recording by the ops that it stands for, at once; a trace has them at the launch. What is left
+ * when graphs are taken out is the same for both. */
+int oracle_says(const mutant *m, verdict expected, verdict *said_out) {
+    static oracle_verdict found;
+    qe_program program;
+    step s = *m->step;
+    item_list list = {0}, right = {0};
+    uint32_t starts[STEPS_MAX + 1], steps = m->in_trace ? steps_of(m->step, m->at_step) : m->at_step + 1;
+    sequence_copy(&list, &m->list);
+    sequence_copy(&right, &m->step->right);
+    if (!m->in_trace) without_graphs(&list);
+    if (!m->in_trace) without_graphs(&right);
+    s.right = right;
+    unroll(&s, &list, m->at_step, steps, !m->in_trace, &program, starts);
+    take_objects(&program, m->objects);
+    uint32_t item = oracle_judge(&program, &found);
+    *said_out = (verdict){.rule = item < program.item_count ? (qe_rule)found.rule : QE_RULE_NONE};
+    if (item < program.item_count) place_of(m, starts, steps, item, said_out);
+    qe_program_deinit(&program);
+    sequence_free(&list);
+    sequence_free(&right);
+    return is_same(expected, *said_out);
+}
 
 verdict expected_of(const mutant *m) {
     verdict said = {first_rule(m->where == NOWHERE ? 0 : m->rules), m->later, m->where}, seen = {0};

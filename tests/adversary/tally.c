@@ -12,7 +12,7 @@ static struct {
     uint32_t operator_count, by_operator[OPERATORS_MAX], operator_equivalent[OPERATORS_MAX];
     const char *source[SOURCES_MAX];
     uint32_t source_count, valid[SOURCES_MAX];
-    uint32_t wrong;
+    uint32_t wrong, oracle_trapped, oracle_equivalent, oracle_differs;
 } tally;
 
 void tally_valid(const char *what, uint32_t count) {
@@ -30,6 +30,12 @@ void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right) {
     tally.kind_equivalent[kind] += expected == QE_RULE_NONE && right;
     tally.kind_trapped[kind] += expected != QE_RULE_NONE && right;
     tally.wrong += !right;
+}
+
+void tally_oracle(qe_rule expected, int agrees) {
+    tally.oracle_differs += !agrees;
+    tally.oracle_trapped += agrees && expected != QE_RULE_NONE;
+    tally.oracle_equivalent += agrees && expected == QE_RULE_NONE;
 }
 
 void tally_operator(const char *name, qe_rule expected) {
@@ -112,6 +118,8 @@ int tally_print(int complete) {
         printf("valid: %-36s %7u accepted\n", tally.source[i], tally.valid[i]);
         valid += tally.valid[i];
     }
+    printf("the oracle agrees: %u trapped, %u equivalent; differs: %u\n", tally.oracle_trapped, tally.oracle_equivalent,
+           tally.oracle_differs);
     int gaps = print_gaps();
     printf("valid programs: %u, false traps: 0\nmutants that were judged otherwise than expected: %u\n", valid,
            tally.wrong);

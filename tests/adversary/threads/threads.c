@@ -264,7 +264,7 @@ static void complain(const mutant *m, uint64_t seed, verdict due, verdict found,
             due.rule ? qe_rule_id(due.rule) : "nothing", found.rule ? qe_rule_id(found.rule) : "nothing",
             (unsigned long long)seen.breaches, (unsigned long long)seen.races);
     snprintf(file, sizeof file, "adversary-threads-%llu.qet", (unsigned long long)seed);
-    shrink_and_write(m, MOMENT_ISSUE, file);
+    shrink_and_write(m, file);
     sum.wrong++;
 }
 
