@@ -9,12 +9,13 @@
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
+#   make check-scale     seconds and memory of traces of 2.5, 5 and 10 million lines
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
 #   make coverage        all tests again, then the share of lines and branches of core, plan and step they reach
 #   make clean           removes what was built
 
 .PHONY: build setup train check check-adversary check-adversary-threads check-crash check-faults check-gpu \
-    check-oracle check-sanitize check-asan check-tsan coverage clean
+    check-oracle check-scale check-sanitize check-asan check-tsan coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -97,6 +98,10 @@ check-oracle: build
 	@echo "check-oracle: all traces of each family, $(ORACLE_RANDOM) longer ones"
 	@ninja -C build core_test_oracle
 	@build/tests/core_test_oracle long $(ORACLE_RANDOM) $(ORACLE_SEED)
+
+check-scale: build
+	@echo "check-scale: traces of up to 10 million lines"
+	@ninja -C build check-scale
 
 check-sanitize: check-asan check-tsan
 

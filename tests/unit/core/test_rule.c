@@ -89,11 +89,15 @@ static void the_page_of_reports_names_traces_and_tests_that_say_so(void **state)
     enum { REPORTS = 84 };
     char line[2048];
     uint32_t reports = 0, shown = 0;
+    int number = 0, before = 0;
     FILE *page = fopen("docs/reports.md", "r");
     assert_non_null(page);
     while (fgets(line, sizeof line, page) != NULL) {
         if (strncmp(line, "| B", 3) != 0) continue;
         assert_non_null(strchr(line, '\n'));
+        assert_int_equal(sscanf(line, "| B%d |", &number), 1);
+        assert_true(number > before); /* each once */
+        before = number;
         const char *cell = strchr(line, ')');
         assert_non_null(cell);
         uint32_t more = assert_shown(cell);
@@ -104,6 +108,55 @@ static void the_page_of_reports_names_traces_and_tests_that_say_so(void **state)
     fclose(page);
     assert_int_equal(reports, REPORTS);
     print_message("    %u reports, %u traces and tests\n", reports, shown);
+}
+
+/* Of a row's verdicts: are there good ones, and bad ones? */
+static void read_verdicts(const char *cell, int *good_out, int *bad_out) {
+    char verdict[64];
+    *good_out = *bad_out = 0;
+    for (const char *at = strstr(cell, "`: "); at != NULL; at = strstr(at + 1, "`: ")) {
+        if (sscanf(at, "`: %63[a-z.]", verdict) != 1) fail_msg("no verdict: %s", at);
+        if (strcmp(verdict, "ok") == 0) *good_out = 1;
+        else *bad_out = 1;
+    }
+}
+
+/* Rows "| C01 | ..." in order, one for each letter: g good only, b bad, m both. */
+static void assert_cases(char prefix, const char *kinds) {
+    char line[2048], begin[16];
+    size_t cases = 0;
+    FILE *page = fopen("docs/reports.md", "r");
+    assert_non_null(page);
+    while (fgets(line, sizeof line, page) != NULL) {
+        if (line[0] != '|' || line[2] != prefix || line[3] < '0' || line[3] > '9' || strchr(line, ']')) continue;
+        snprintf(begin, sizeof begin, "| %c%02zu | ", prefix, cases + 1);
+        if (strncmp(line, begin, strlen(begin)) != 0) fail_msg("found %s, expected %s", line, begin);
+        const char *cell = strstr(line + strlen(begin), " | ");
+        assert_non_null(cell);
+        assert_true(assert_shown(cell) > 0);
+        int good, bad;
+        read_verdicts(cell, &good, &bad);
+        assert_true(cases < strlen(kinds));
+        if (kinds[cases] == 'g' ? bad || !good : kinds[cases] == 'b' ? !bad : !good || !bad)
+            fail_msg("%c was expected of %s", kinds[cases], line);
+        cases++;
+    }
+    fclose(page);
+    assert_int_equal(cases, strlen(kinds));
+}
+
+/* The 40 cases as its authors judge them; the tenth from the left is case 10. */
+static void the_cases_of_the_stream_sanitizer_are_judged_as_it_judges_them(void **state) {
+    (void)state;
+    assert_cases('C', "ggbgbbgbbb"
+                      "gbgbggbgbm"
+                      "bggbggbbbb"
+                      "gbbggggmbb");
+}
+
+static void every_numerical_error_of_the_catalogue_has_its_fault_and_its_cure(void **state) {
+    (void)state;
+    assert_cases('N', "mmmmmmmmmmmmmmm");
 }
 
 static void kinds_have_words(void **state) {
@@ -127,6 +180,8 @@ int main(void) {
         cmocka_unit_test(ids_are_found_again_and_differ),
         cmocka_unit_test(the_page_of_rules_lists_every_rule_in_order_with_its_test),
         cmocka_unit_test(the_page_of_reports_names_traces_and_tests_that_say_so),
+        cmocka_unit_test(the_cases_of_the_stream_sanitizer_are_judged_as_it_judges_them),
+        cmocka_unit_test(every_numerical_error_of_the_catalogue_has_its_fault_and_its_cure),
         cmocka_unit_test(kinds_have_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
