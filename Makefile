@@ -55,10 +55,14 @@ check: build
 ADVERSARY_MUTANTS ?= 25000
 ADVERSARY_PROGRAMS ?= 20000
 ADVERSARY_SEED ?= 0
+STEPS_TEAMS ?= 500
+STEPS_FAULTS ?= 8
 check-adversary: build
 	@echo "check-adversary: $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs"
-	@ninja -C build adversary
+	@ninja -C build adversary adversary_steps
 	@build/tests/adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)
+	@echo "check-adversary: $(STEPS_FAULTS) faults in the running steps of each of $(STEPS_TEAMS) teams"
+	@build/tests/adversary_steps $(STEPS_TEAMS) $(STEPS_FAULTS) $(ADVERSARY_SEED)
 	@$(MAKE) --no-print-directory check-adversary-threads
 
 THREADS_PROGRAMS ?= 300

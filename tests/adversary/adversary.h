@@ -85,6 +85,7 @@ void unroll(const step *s, const item_list *edited, uint32_t at, uint32_t count,
 void generate_plan(step *s, dice *d);   /* a plan's rank, or all its ranks in one trace */
 void generate_small(step *s, dice *d);  /* every kind of object, random streams, edges as needed */
 void generate_memory(step *s, dice *d); /* blocks that are handed out again, draws, default streams: traces only */
+void step_of_program(step *s, const qe_program *program, const char *name); /* a plan's, as it is */
 void plans_free(void);                  /* what generate_plan keeps */
 
 /* ---- precedence.c: order and bytes without clocks ---- */
@@ -139,7 +140,7 @@ typedef enum moment {
     MOMENT_PLAN,     /* a program is certified */
     MOMENT_ISSUE,    /* work is submitted; the step ends */
     MOMENT_TRACE,    /* a trace is written, read and judged */
-    MOMENT_DEVICE,   /* a running step: seals, guards, executed order */
+    MOMENT_RUNNING,  /* a running step: its ledgers, seals, guards on the device, what is executed */
     MOMENT_RESUME,   /* a checkpoint is gone on from */
     MOMENTS
 } moment;

@@ -102,6 +102,13 @@ static void interleave(step *s, dice *d, item_list *rows, uint32_t count) {
     }
 }
 
+void step_of_program(step *s, const qe_program *program, const char *name) {
+    step_init(s);
+    append(s, program, 0, 0, &s->right);
+    snprintf(s->name, sizeof s->name, "%s", name);
+    step_seal(s);
+}
+
 static void take_plan(step *s, dice *d, const qe_plan *plan) {
     item_list rows[RANKS_MAX] = {{0}};
     uint32_t streams = 0;
