@@ -4,6 +4,7 @@
 #   make                 builds build/qeffect
 #   make train           trains the model of examples/quickstart.yaml
 #   make check           builds and passes all tests, the style check and those of the Python package among them
+#   make check-torch     the Python tests that need torch, on a CPU; installs torch below build/: some GB, some minutes
 #   make check-adversary right programs of every kind, and single faults in them: all are trapped by the right rule
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
@@ -15,7 +16,7 @@
 #   make clean           removes what was built
 
 .PHONY: build setup train check check-adversary check-adversary-threads check-crash check-faults check-gpu \
-    check-oracle check-scale check-sanitize check-asan check-tsan coverage clean
+    check-oracle check-scale check-sanitize check-asan check-tsan check-torch coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -51,6 +52,10 @@ check: build
 	@ctest --test-dir build --output-on-failure -j$(TEST_JOBS)
 	@echo "check: the Python package"
 	@sh tools/check_python.sh
+
+check-torch: setup
+	@echo "check-torch: the Python package with torch on a CPU"
+	@sh tools/check_python.sh torch
 
 ADVERSARY_MUTANTS ?= 25000
 ADVERSARY_PROGRAMS ?= 20000

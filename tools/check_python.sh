@@ -45,7 +45,9 @@ say "pip install . into $venv"
 PATH="$PWD/$venv/bin:$PATH" "$venv/bin/pip" install -q --no-build-isolation --no-deps . >"$venv/build.log" 2>&1 ||
     { cat "$venv/build.log"; exit 1; }
 if [ "$kind" = torch ]; then
-    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python -m "torch and not gpu and not te"
+    # Small tensors: threads of OpenMP would only wait for each other.
+    OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python -m "torch and not gpu and not te"
+    "$venv/bin/mypy" --cache-dir "$venv/mypy" -p qeffect
 else
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python -m "not torch and not gpu and not te"
     "$venv/bin/mypy" --cache-dir "$venv/mypy" -p qeffect

@@ -22,7 +22,8 @@ class Submission:
     """An op that is submitted again and again: made once, so that submitting it costs a call and little else."""
 
     def __init__(self, label: int, stream: Stream, effects: Sequence[Effect], stage: int,
-                 microbatch: Optional[int]) -> None:
+                 microbatch: Optional[int], item: int = NONE) -> None:
+        self._stands_for = item
         self._effects = effect_array(effects, stage, microbatch)
         self._item: Any = ffi.new("qe_item *")
         fill_item(self._item, lib.QE_ITEM_OP, label=label, stream=stream.index, stage=stage, microbatch=microbatch,
@@ -128,15 +129,18 @@ class Ledger:
         return self._labels[text]
 
     def prepare(self, label: str, stream: Stream, effects: Sequence[Effect], *, stage: int = 0,
-                microbatch: Optional[int] = None) -> Submission:
-        """An op for `submit`."""
-        return Submission(self.label(label), stream, effects, stage, microbatch)
+                microbatch: Optional[int] = None, item: Optional[int] = None) -> Submission:
+        """An op for `submit`. `item`: the item of the program that it stands for, which records of a breach name."""
+        if item is not None and not 0 <= item < self._program.item_count:
+            raise ArgumentError(f"item {item} of a program of {self._program.item_count} items")
+        return Submission(self.label(label), stream, effects, stage, microbatch, NONE if item is None else item)
 
     def submit(self, submission: Submission) -> None:
         """Raises: ContractError; the ledger is unchanged."""
         if not self._open:
             self._require(True)
-        status = lib.qe_ledger_submit(self._c, submission._item, submission._effects, NONE, self._violations)
+        status = lib.qe_ledger_submit(self._c, submission._item, submission._effects, submission._stands_for,
+                                      self._violations)
         if status != lib.QE_OK:
             self._refuse(status)
 

@@ -1,0 +1,465 @@
+"""A drop-in make_graphed_callables: PyTorch's and Transformer Engine's call shapes, with contracts.
+
+What those corrupt in silence is refused here: a second forward on memory that a backward still needs, a backward of
+another generation, an order that is not the captured one, an output kept over the next replay (raises where it is
+used), a moved parameter. Gradients of parameters are handed over as tensors of their own."""
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Callable, Optional, Protocol, Sequence, Union
+
+from torch.utils._pytree import tree_flatten
+
+from ..errors import ArgumentError, ContractError
+from ..ledger import Ledger, Submission
+from ..program import Program
+from ..schedule import Action
+from ._need import torch
+from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract, _short
+from .stage import Slot, Stage, capture_stream, device_of, is_tensor
+from .streams import Streams, streams_of
+from .trap import Trap, submitted_at
+
+
+class _Handle:
+    """A forward's claim on its slot, held by the autograd context: whoever lets it go without a backward frees the
+    slot."""
+
+    __slots__ = ("slot", "generation", "microbatch", "leaves", "spent", "__weakref__")
+
+    def __init__(self, slot: Slot, generation: int, microbatch: int, leaves: tuple[bool, ...]) -> None:
+        self.slot, self.generation, self.microbatch = slot, generation, microbatch
+        self.leaves, self.spent = leaves, False
+
+
+class _Rights(Protocol):
+    """Who judges the calls of graphed callables: `index` is the stage, `microbatch` the one that a call is for."""
+
+    def forward(self, index: int, slots: Sequence[Slot], microbatch: int) -> tuple[Slot, int, int]:
+        """(slot, generation, microbatch) of a forward."""
+
+    def keep(self, index: int, handle: _Handle) -> None:
+        """The handle stands for the forward from now on."""
+
+    def backward(self, index: int, handle: _Handle, kind: str) -> None:
+        """I, W or B of the handle's microbatch."""
+
+    def refuse_launch(self, index: int, microbatch: int, frozen: str, captured: int, now: int) -> None:
+        """Raises: ContractError."""
+
+    def abort(self) -> None:
+        """What is in flight is given up."""
+
+
+class _Free:
+    """Callables without a declared order: each has one slot, so one microbatch in flight."""
+
+    def __init__(self, names: Sequence[str], streams: Streams) -> None:
+        self.streams = streams
+        program = Program()
+        stream = program.stream("caller", "caller")
+        slots = [program.slot(_short(name)) for name in names]
+        self._graphs, self._stream = [program.graph(_short(name), counter=1) for name in names], stream
+        for slot in slots:
+            program.op(FORWARD, stream, slot.acquire(1), microbatch=0)
+            program.op(BACKWARD, stream, slot.borrow(1), slot.release(1), microbatch=0)
+        self.ledger = Ledger(program)
+        self._forward = [self.ledger.prepare(FORWARD, stream, [slot.acquire(0)], item=2 * i)
+                         for i, slot in enumerate(slots)]
+        self._backward = [self.ledger.prepare(BACKWARD, stream, [slot.borrow(0), slot.release(0)], item=2 * i + 1)
+                          for i, slot in enumerate(slots)]
+        self._last: Any = None
+        self._live: dict[int, Any] = {}
+        self.ledger.step_begin()
+
+    def _enter(self) -> None:
+        current = self.streams.current()
+        if self._last is not None and current != self._last:
+            self.streams.order(self._last, current)
+        self._last = current
+
+    def _submit(self, submission: Submission, generation: int, microbatch: int, effects: int) -> None:
+        submission.set_microbatch(microbatch)
+        for effect in range(effects):
+            submission.set_version(effect, generation)
+        self.ledger.submit(submission)
+
+    def forward(self, index: int, slots: Sequence[Slot], microbatch: int) -> tuple[Slot, int, int]:
+        (slot,) = slots
+        reference = self._live.get(index)
+        if reference is not None and reference() is None:  # its autograd graph is gone: no backward will come
+            self._submit(self._backward[index], slot.generation, slot.microbatch, 2)
+            del self._live[index]
+        generation = slot.generation + 1
+        self._enter()
+        self._submit(self._forward[index], generation, generation - 1, 1)
+        return slot, generation, generation - 1
+
+    def keep(self, index: int, handle: _Handle) -> None:
+        self._live[index] = weakref.ref(handle)
+
+    def backward(self, index: int, handle: _Handle, kind: str) -> None:
+        self._enter()
+        self._submit(self._backward[index], handle.generation, handle.microbatch, 2)
+        self._live.pop(index, None)
+
+    def refuse_launch(self, index: int, microbatch: int, frozen: str, captured: int, now: int) -> None:
+        self.ledger.op(FORWARD, self._stream, self._graphs[index].launch(0, frozen, captured, now))
+
+    def abort(self) -> None:
+        self.ledger.step_abort()
+        self._live.clear()
+        self.ledger.step_begin()
+
+
+class _Planned:
+    """Callables with a declared order: a step is the whole order, and slots are those of its plan."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self._began: dict[int, int] = {}
+
+    def _open(self) -> None:
+        if self.contract.is_open and self.contract.is_complete:
+            self.contract.take()
+            self.contract.commit()
+            self.contract.end()
+        if not self.contract.is_open:
+            self.contract.begin()
+
+    def forward(self, index: int, slots: Sequence[Slot], microbatch: int) -> tuple[Slot, int, int]:
+        self._open()
+        place = self.contract.submit(index, FORWARD, microbatch)
+        slot = slots[place.slot]
+        return slot, slot.generation + 1, microbatch
+
+    def keep(self, index: int, handle: _Handle) -> None:
+        return None
+
+    def backward(self, index: int, handle: _Handle, kind: str) -> None:
+        if handle.generation != handle.slot.generation:
+            raise ContractError(
+                f"slot.stale: the handle is of generation {handle.generation} of slot {handle.slot.index}, which is at "
+                f"{handle.slot.generation} (microbatch {handle.slot.microbatch})", rule="slot.stale")
+        self.contract.submit(index, kind, handle.microbatch)
+
+    def refuse_launch(self, index: int, microbatch: int, frozen: str, captured: int, now: int) -> None:
+        self._open()
+        self.contract.refuse_launch(index, microbatch, frozen, captured, now)
+
+    def abort(self) -> None:
+        self.contract.abort()
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, runner: "_Runner", microbatch: int, leaves_at: int, *tensors: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        leaves = tensors[leaves_at:]
+        ctx.runner, ctx.leaves_at = runner, leaves_at
+        ctx.handle, outputs = runner.forward(microbatch, leaves)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, parameters = ctx.runner.backward(ctx.handle, gradients)
+        return (None, None, None, *parameters[:ctx.leaves_at], *inputs)
+
+
+class _Runner:
+    """One stage as its callables see it."""
+
+    def __init__(self, stage: Stage, rights: _Rights, original: Callable[..., Any], split: bool) -> None:
+        self.stage, self.rights, self.original = stage, rights, original
+        self.split = split              # W is a call of its own
+        self.enabled = True
+        self._waiting: list[_Handle] = []  # I is done, W is not
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def call(self, microbatch: int, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Captured where it can be; what it was not captured for (evaluation, another mode) runs as it always did."""
+        if not self.enabled or not torch.is_grad_enabled() or self.stage.mode_changed:
+            return self.original(*arguments, **keywords)
+        leaves, spec = tree_flatten((tuple(arguments), dict(keywords)))
+        if spec != self.stage.spec:
+            raise ArgumentError(f"module {self.stage.name} was captured with other arguments: {self.stage.spec}; this "
+                                f"call has {spec}")
+        handed = [self._anchor] if self.stage.accumulate or self.split else list(self.stage.parameters)
+        outputs = _Replay.apply(  # type: ignore[no-untyped-call]
+            self, microbatch, len(handed), *handed, *leaves)
+        return self.stage.unflatten(outputs)
+
+    def _named(self, error: ContractError, microbatch: int, submitted: str) -> ContractError:
+        if isinstance(error, Trap):
+            return error
+        told = error.violations[0].microbatch if error.violations else None
+        return Trap(error, self.stage.name, microbatch if told is None else told, submitted_at() or submitted)
+
+    def forward(self, microbatch: int, leaves: Sequence[Any]) -> tuple[_Handle, list["torch.Tensor"]]:
+        stage = self.stage
+        try:
+            moved = stage.moved()
+            if moved is not None:
+                self.rights.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
+            stage.check_arguments(leaves)
+            slot, generation, microbatch = self.rights.forward(stage.index, stage.slots, microbatch)
+        except ContractError as error:
+            detail = f" ({moved[0]} moved)" if moved is not None else ""
+            raise self._named(_with(error, detail), microbatch, "") from None
+        handle = _Handle(slot, generation, microbatch, tuple(is_tensor(x) and x.is_leaf for x in leaves))
+        self.rights.keep(stage.index, handle)
+        return handle, stage.forward(slot, leaves, microbatch, generation)
+
+    def backward(self, handle: _Handle, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        stage, slot = self.stage, handle.slot
+        try:
+            self.rights.backward(stage.index, handle, INPUT_GRAD if self.split else BACKWARD)
+        except ContractError as error:
+            raise self._named(error, handle.microbatch, slot.submitted) from None
+        parameters: list[Any] = []
+        if self.split:
+            inputs = stage.input_grad(slot, gradients)
+            self._waiting.append(handle)
+        else:
+            inputs, parameters = stage.backward(slot, gradients, False)
+        # What a leaf takes as its .grad must not be the slot's memory; the rest is used up by this backward.
+        given = [None if g is None else g.clone() if leaf else slot.handed.give(g)
+                 for g, leaf in zip(inputs, handle.leaves)]
+        own = [None if g is None else g.clone() for g in parameters] if stage.capture else list(parameters)
+        return given, own if own else [None] * max(1, len(stage.parameters))
+
+    def backward_dw(self) -> None:
+        """W of the microbatch whose I came first among those that wait."""
+        stage = self.stage
+        if not self._waiting:
+            raise Trap(ContractError(f"slot.empty: no weight gradient of {stage.name} waits", rule="slot.empty"),
+                       stage.name, None, submitted_at())
+        handle = self._waiting[0]
+        try:
+            self.rights.backward(stage.index, handle, WEIGHT_GRAD)
+        except ContractError as error:
+            raise self._named(error, handle.microbatch, handle.slot.submitted) from None
+        self._waiting.pop(0)
+        made = stage.weight_grad(handle.slot, False)
+        for parameter, gradient in zip(stage.parameters, made):
+            if gradient is not None:
+                _accumulate(parameter, gradient)
+
+
+def _accumulate(parameter: Any, gradient: "torch.Tensor") -> None:
+    """Into .grad, never as memory of a slot."""
+    if parameter.grad is None:
+        parameter.grad = gradient.to(parameter.dtype, copy=True)
+    else:
+        parameter.grad.add_(gradient)
+
+
+def _with(error: ContractError, detail: str) -> ContractError:
+    if not detail:
+        return error
+    return ContractError(error.message + detail, rule=error.rule, violations=error.violations, trace=error.trace)
+
+
+def _actions(order: Sequence[float], layers: Sequence[int]) -> list[Action]:
+    """TE's _order: +c is a forward of chunk c (from 1), -c its backward, -c-0.5 its postponed weight gradient; the k-th
+    of each is of microbatch k. A chunk's layers are stages of their own."""
+    first = [sum(layers[:chunk]) for chunk in range(len(layers))]
+    counts: dict[tuple[int, str], int] = {}
+    split = any(entry != int(entry) for entry in order)
+    found: list[Action] = []
+    for entry in order:
+        kind = FORWARD if entry > 0 else WEIGHT_GRAD if entry != int(entry) else INPUT_GRAD if split else BACKWARD
+        chunk = int(abs(entry)) - 1
+        if not 0 <= chunk < len(layers):
+            raise ArgumentError(f"_order names chunk {chunk + 1}; there are {len(layers)}")
+        microbatch = counts.get((chunk, kind), 0)
+        counts[chunk, kind] = microbatch + 1
+        own = range(first[chunk], first[chunk] + layers[chunk])
+        found += [Action(stage, kind, microbatch) for stage in (own if kind == FORWARD else reversed(own))]
+    return found
+
+
+def _capture_kind(stage_device: "torch.device", capture: Optional[str]) -> str:
+    if capture is not None:
+        return capture
+    return "graph" if stage_device.type == "cuda" else "host"
+
+
+def _is_call(arguments: Any) -> bool:
+    return isinstance(arguments, (tuple, list)) and all(not isinstance(a, (tuple, list)) for a in arguments)
+
+
+def make_graphed_callables(
+        callables: Any, sample_args: Any, num_warmup_iters: int = 3, allow_unused_input: bool = False,
+        sample_kwargs: Any = None, *, pool: Any = None, _order: Optional[Sequence[float]] = None,
+        _num_layers_per_chunk: Union[int, Sequence[int], None] = None, retain_graph_in_backward: bool = False,
+        _reuse_graph_input_output_buffers: bool = False, clone_param_grads_on_return: bool = True,
+        names: Optional[Sequence[str]] = None, capture: Optional[str] = None,
+        streams: Optional[Streams] = None, quiet: bool = False) -> Any:
+    """Captures modules so that calls of them replay graphs, as torch.cuda.make_graphed_callables and Transformer
+    Engine's make_graphed_callables do, under contract.
+
+    callables: a module or a sequence of them. sample_args: a tuple of tensors for one, a sequence of tuples for several
+    (with `_order`: one per layer and microbatch, as TE has it). sample_kwargs: a dict, or a sequence of dicts.
+    _order: TE's order of forwards and backwards of chunks; slots are as many as it has live microbatches.
+    names: full names, for traps. capture: "graph", "host" or "" (eager, under contract); None: by the device.
+    `pool` must be None: memory of graphs is QEffect's own. `retain_graph_in_backward`, `clone_param_grads_on_return`
+    and `_reuse_graph_input_output_buffers` are taken and have no effect: gradients are handed over as tensors of
+    their own, and memory is as large as what is live. Parameters that have `main_grad` are accumulated there in the
+    graph.
+
+    Returns what was given, changed in place (modules: their `forward`), and without `_order` in its shape; with it a
+    list of callables, one per layer and microbatch: index = layers before the chunk * microbatches + microbatch *
+    layers of the chunk + layer. Each has `backward_dw()`, `abort()` (give up what is in flight) and `reset()` (give
+    the module back as it was).
+
+    Raises: ArgumentError; ContractError where the order is not valid; later, at calls, Trap.
+    """
+    if pool is not None:
+        raise ArgumentError("pool is not None; graphs of QEffect have memory of their own", remedy="leave it out")
+    single = isinstance(callables, torch.nn.Module) or not isinstance(callables, (tuple, list))
+    modules = [callables] if single else list(callables)
+    for module in modules:
+        _must_be_capturable(module)
+    samples = [tuple(sample_args)] if single and _order is None else [tuple(a) for a in sample_args]
+    keywords = _keywords(sample_kwargs, len(samples))
+    if _order is None:
+        made = _make_free(modules, samples, keywords, names, capture, streams, allow_unused_input,
+                          num_warmup_iters)
+    else:
+        made = _make_planned(modules, samples, keywords, names, capture, streams, allow_unused_input, num_warmup_iters,
+                             list(_order), _num_layers_per_chunk)
+    if not quiet:
+        seconds = sum(stage.capture_seconds for stage in made[1])
+        sets = sum(len(stage.slots) for stage in made[1])
+        print(f"qeffect: captured {len(made[1])} modules, {sets} slots in {seconds:.2f} s", file=sys.stderr)
+    return made[0][0] if single and _order is None else tuple(made[0]) if _order is None else made[0]
+
+
+def _keywords(sample_kwargs: Any, count: int) -> list[dict[str, Any]]:
+    if sample_kwargs is None:
+        return [{} for _ in range(count)]
+    if isinstance(sample_kwargs, dict):
+        return [sample_kwargs for _ in range(count)]
+    found = [dict(k) for k in sample_kwargs]
+    if len(found) != count:
+        raise ArgumentError(f"{len(found)} sample_kwargs for {count} sample_args")
+    return found
+
+
+def _must_be_capturable(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"{type(module).__name__} is no torch.nn.Module; wrap the function in one")
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, hook) for hook in hooks):
+        raise ArgumentError(f"{type(module).__name__} has hooks, which a replay would not call; remove them first")
+
+
+def _stages(modules: Sequence[Any], names: Optional[Sequence[str]], slots: Sequence[int], capture: Optional[str],
+            allow_unused: bool) -> list[Stage]:
+    found = []
+    for i, module in enumerate(modules):
+        name = names[i] if names is not None else f"{type(module).__name__}[{i}]"
+        trained = [p for p in module.parameters() if p.requires_grad]
+        accumulate = bool(trained) and all(getattr(p, "main_grad", None) is not None for p in trained)
+        found.append(Stage(module, name, i, slots[i], capture=_capture_kind(device_of(module), capture),
+        accumulate=accumulate,
+                           allow_unused=allow_unused))
+    return found
+
+
+def _capture_all(stages: Sequence[Stage], samples: Sequence[Sequence[Any]], keywords: Sequence[dict[str, Any]],
+                 kinds: Sequence[str], warmups: int) -> None:
+    side = capture_stream(stages[0].device)
+    for stage, arguments, words in zip(stages, samples, keywords):
+        leaves, stage.spec = tree_flatten((tuple(arguments), dict(words)))
+        stage.prepare(leaves, [kinds] * len(stage.slots), side, max(1, warmups))
+
+
+def _make_free(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequence[dict[str, Any]],
+               names: Optional[Sequence[str]], capture: Optional[str], streams: Optional[Streams],
+               allow_unused: bool, warmups: int) -> tuple[list[Any], list[Stage]]:
+    if len(samples) != len(modules):
+        raise ArgumentError(f"{len(samples)} sample_args for {len(modules)} modules")
+    stages = _stages(modules, names, [1] * len(modules), capture, allow_unused)
+    rights = _Free([stage.name for stage in stages], streams or streams_of(stages[0].device))
+    originals = [module.forward for module in modules]
+    _capture_all(stages, samples, keywords, ("F", "B"), warmups)
+    for module, stage, original in zip(modules, stages, originals):
+        runner = _Runner(stage, rights, original, False)
+        module.forward = _entry(runner, 0)
+        _dress(module, runner, module)
+    return list(modules), stages
+
+
+def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequence[dict[str, Any]],
+                  names: Optional[Sequence[str]], capture: Optional[str], streams: Optional[Streams],
+                  allow_unused: bool, warmups: int, order: list[float],
+                  per_chunk: Union[int, Sequence[int], None]) -> tuple[list[Any], list[Stage]]:
+    chunks = int(max(abs(entry) for entry in order))
+    layers = _layers(per_chunk, chunks, len(modules))
+    actions = _actions(order, layers)
+    microbatches = 1 + max(action.microbatch for action in actions)
+    if len(samples) != len(modules) * microbatches:
+        raise ArgumentError(f"{len(samples)} sample_args for {len(modules)} layers and {microbatches} microbatches; "
+                            f"expected {len(modules) * microbatches}")
+    labels = [names[i] if names is not None else f"{type(m).__name__}[{i}]" for i, m in enumerate(modules)]
+    parameters = [[n for n, p in m.named_parameters() if p.requires_grad] for m in modules]
+    device = device_of(modules[0])
+    contract = Contract(labels, parameters, actions, streams or streams_of(device))
+    stages = _stages(modules, labels, contract.slot_counts, capture, allow_unused)
+    split = any(action.kind == WEIGHT_GRAD for action in actions)
+    first = _first_samples(layers, microbatches)
+    originals = [module.forward for module in modules]
+    _capture_all(stages, [samples[i] for i in first], [keywords[i] for i in first],
+                 ("F", "I", "W") if split else ("F", "B"), warmups)
+    rights = _Planned(contract)
+    runners = [_Runner(stage, rights, original, split) for stage, original in zip(stages, originals)]
+    found: list[Any] = []
+    begin = 0
+    for count in layers:
+        for microbatch in range(microbatches):
+            for runner in runners[begin:begin + count]:
+                entry = _entry(runner, microbatch)
+                found.append(_dress(entry, runner, runner.stage.module))
+        begin += count
+    return found, stages
+
+
+def _layers(per_chunk: Union[int, Sequence[int], None], chunks: int, total: int) -> list[int]:
+    if per_chunk is None:
+        layers = [total // chunks] * chunks
+    else:
+        layers = [per_chunk] * chunks if isinstance(per_chunk, int) else list(per_chunk)
+    if sum(layers) != total or len(layers) != chunks or min(layers) < 1:
+        raise ArgumentError(f"{total} layers do not make {chunks} chunks of {layers}")
+    return layers
+
+
+def _first_samples(layers: Sequence[int], microbatches: int) -> list[int]:
+    """Index of each layer's sample for microbatch 0."""
+    found, before = [], 0
+    for count in layers:
+        found += [before * microbatches + layer for layer in range(count)]
+        before += count
+    return found
+
+
+def _entry(runner: _Runner, microbatch: int) -> Any:
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return runner.call(microbatch, arguments, keywords)
+
+    return forward
+
+
+def _dress(entry: Any, runner: _Runner, module: Any) -> Any:
+    def reset() -> None:
+        runner.enabled = False
+        runner.stage.close()
+        if "forward" in module.__dict__ and entry is module:
+            del module.__dict__["forward"]
+
+    entry.backward_dw, entry.abort, entry.reset = runner.backward_dw, runner.rights.abort, reset
+    entry.qeffect_stage = runner.stage
+    return entry

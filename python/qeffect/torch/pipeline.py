@@ -1,0 +1,268 @@
+"""A pipeline of stages on one device, driven by a schedule: captured or eager, with the same bits, and a step that
+becomes visible whole or not at all."""
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Optional, Sequence, Union
+
+from ..errors import ArgumentError, ContractError
+from ..schedule import Action, Schedule
+from ._need import torch
+from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract
+from .optimizer import StepGuard
+from .stage import Slot, Stage, capture_stream, device_of
+from .streams import Streams, streams_of
+from .trap import Trap, submitted_at
+
+Capture = Union[None, bool, str]
+Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+class Pipeline:
+    """Modules as pipeline stages.
+
+        pipeline = Pipeline([first, second], Schedule.generate("zbh1", ranks=2, microbatches=8), loss_fn,
+                            example=(x, target), optimizer=AdamW(parameters, fused=True))
+        losses = pipeline.step(inputs, targets)
+
+    modules: stage s is modules[s]; each takes one tensor and returns one. schedule: of as many stages; one of several
+    ranks is flattened onto this device (`Schedule.flattened`), with the lifetimes of its ranks. loss(output, target) is
+    a scalar, averaged over microbatches. example: (input, target) of one microbatch: shapes and dtypes that are
+    captured. optimizer: stepped by `step` under a StepGuard; None: gradients are left in `.grad`. names: full names
+    of the modules. capture: None: what the device can (graphs on CUDA, none on a CPU); True, False, "graph" or
+    "host", or one per module. placement: "direct" accumulates gradients where they live (`parameter.main_grad`, fp32
+    unless it is there already), "copy" in scratch, moved there and back. allow_unused: parameters without a gradient
+    are no breach.
+
+    Raises: ArgumentError; ContractError where the schedule is not valid.
+    """
+
+    def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Schedule, loss: Loss, *,
+                 example: tuple["torch.Tensor", "torch.Tensor"],
+                 optimizer: Optional["torch.optim.Optimizer"] = None, names: Optional[Sequence[str]] = None,
+                 capture: Union[Capture, Sequence[Capture]] = None, placement: str = "direct",
+                 allow_unused: bool = False, streams: Optional[Streams] = None, quiet: bool = False) -> None:
+        if len(modules) != schedule.stages:
+            raise ArgumentError(f"{len(modules)} modules for a schedule of {schedule.stages} stages")
+        self.schedule = schedule if schedule.ranks == 1 else schedule.flattened()
+        self.actions = self.schedule.row(0)
+        self.microbatches = schedule.microbatches
+        self.loss, self._example, self._allow_unused = loss, example, allow_unused
+        self.device = device_of(modules[0])
+        labels = [names[i] if names is not None else f"stages.{i}" for i in range(len(modules))]
+        parameters = [[f"{labels[i]}.{n}" for n, p in m.named_parameters() if p.requires_grad]
+                      for i, m in enumerate(modules)]
+        self.contract = Contract(labels, parameters, self.actions, streams or streams_of(self.device))
+        kinds = _kinds(capture, len(modules), self.device)
+        self.stages = [Stage(m, labels[i], i, self.contract.slot_counts[i], capture=kinds[i], placement=placement,
+                             allow_unused=allow_unused) for i, m in enumerate(modules)]
+        last = self.stages[-1]
+        inner = last.function
+        last.function = lambda x, target: loss(inner(x), target)
+        self._kinds = kinds
+        self._gradients: list["torch.Tensor"] = [g for stage in self.stages for g in stage.main_grads()]
+        self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
+        self._seed = torch.full((), 1.0 / self.microbatches, device=self.device)
+        self._losses = torch.zeros(self.microbatches, device=self.device)
+        self._handlers = {FORWARD: self._forward, INPUT_GRAD: self._input_grad, WEIGHT_GRAD: self._weight_grad,
+                          BACKWARD: self._backward}
+        self._prepare(quiet)
+
+    # ---- capture ----
+
+    def _prepare(self, quiet: bool) -> None:
+        x, target = self._example
+        side = capture_stream(self.device)
+        for stage in self.stages:
+            leaf = x.detach().requires_grad_(stage.index > 0 and x.is_floating_point())
+            arguments = [leaf, target] if stage is self.stages[-1] else [leaf]
+            stage.prepare(arguments, self._uses(stage), side)
+            if stage is not self.stages[-1]:
+                (x,) = stage.sample(arguments, side)
+        if not quiet and any(self._kinds):
+            print(f"qeffect: captured {sum(map(bool, self._kinds))} of {len(self.stages)} stages, "
+                  f"{sum(len(s.slots) for s in self.stages if s.capture)} slots for {self.microbatches} microbatches "
+                  f"in {self.capture_seconds:.2f} s", file=sys.stderr)
+
+    @property
+    def capture_seconds(self) -> float:
+        """Wall time of capture, warm-up included."""
+        return sum(stage.capture_seconds for stage in self.stages)
+
+    def _uses(self, stage: Stage) -> list[list[str]]:
+        """The actions that each slot of a stage is used for."""
+        found: list[set[str]] = [set() for _ in stage.slots]
+        for action in self.actions:
+            if action.stage == stage.index:
+                place = self.contract.places[stage.index, action.microbatch]
+                first = action.kind in (WEIGHT_GRAD, BACKWARD) and self.contract.is_first(*_key(action))
+                found[place.slot].add(action.kind + ("1" if first else ""))
+        order = ("F", "I", "W1", "W", "B1", "B")
+        return [[kind for kind in order if kind in kinds] for kinds in found]
+
+    def set_capture(self, on: bool) -> None:
+        """Replays from the next step on, or runs eagerly: the bits are the same. Between steps only."""
+        if self.contract.is_open:
+            raise ArgumentError("a step is open; capture is switched between steps")
+        for stage, kind in zip(self.stages, self._kinds):
+            stage.capture = kind if on else ""
+
+    def close(self) -> None:
+        """Gives the modules back as they were."""
+        for stage in self.stages:
+            stage.close()
+
+    # ---- the step ----
+
+    def step(self, inputs: Sequence["torch.Tensor"], targets: Sequence["torch.Tensor"]) -> "torch.Tensor":
+        """One training step: every action of the schedule, then the optimizer. inputs, targets: one per microbatch.
+        Returns the losses, float32 [microbatches], a tensor of its own.
+
+        Raises: Trap; then nothing was committed: weights, moments and step counts are those of the step before.
+        """
+        if len(inputs) != self.microbatches or len(targets) != self.microbatches:
+            raise ArgumentError(f"{len(inputs)} inputs and {len(targets)} targets for {self.microbatches} microbatches")
+        submitted = submitted_at()
+        self.begin()
+        try:
+            for action in self.actions:
+                self.run(action, inputs[action.microbatch], targets[action.microbatch], submitted)
+            return self.finish(submitted)
+        except BaseException:
+            self.abort()
+            raise
+
+    def begin(self) -> None:
+        """A step by hand: begin, `run` each action, `finish` or `abort`."""
+        self.contract.begin()
+        self._boundary: dict[tuple[int, int], Any] = {}
+        if self._allow_unused:
+            torch._foreach_zero_(self._gradients)
+
+    def run(self, action: Action, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
+        """Submits one action; only the first stage takes `x`, only the last one `target`. Any thread may call it, for
+        different stages at once. Raises: Trap; nothing of the action was done."""
+        stage = self.stages[action.stage]
+        try:
+            self._check_seal(stage, action.microbatch)
+            place = self.contract.submit(*_key(action, True))
+        except Trap:
+            raise
+        except ContractError as error:
+            raise Trap(error, stage.name, action.microbatch, submitted or submitted_at()) from None
+        self._handlers[action.kind](stage, stage.slots[place.slot], action, x, target)
+
+    def _check_seal(self, stage: Stage, microbatch: int) -> None:
+        moved = stage.moved()
+        if moved is not None:
+            try:
+                self.contract.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
+            except ContractError as error:
+                raise ContractError(f"{error.message} What moved: {moved[0]}.", rule=error.rule,
+                                    violations=error.violations, trace=error.trace) from None
+        if stage.mode_changed:
+            self.contract.refuse_launch(stage.index, microbatch, "mode", 1, 0)
+
+    def _forward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
+        microbatch, last = action.microbatch, stage is self.stages[-1]
+        if stage.index > 0:
+            x = self._boundary.pop((stage.index - 1, microbatch))
+            x.requires_grad_(x.is_floating_point())
+        arguments = [x, target] if last else [x]
+        stage.check_arguments(arguments)
+        outputs = stage.forward(slot, arguments, microbatch, slot.generation + 1, hand_out=False)
+        if last:
+            self._losses[microbatch].copy_(outputs[0])
+        else:
+            self._boundary[stage.index, microbatch] = outputs[0].detach()
+
+    def _gradients_of(self, stage: Stage, slot: Slot) -> list[Any]:
+        if stage is self.stages[-1]:
+            return [self._seed]
+        return list(slot.gradients)
+
+    def _hand_down(self, stage: Stage, microbatch: int, gradients: Sequence[Any]) -> None:
+        """The input's gradient goes into the slot of the stage before, which is live and its own."""
+        if stage.index == 0 or not gradients or gradients[0] is None:
+            return
+        before = self.stages[stage.index - 1]
+        slot = before.slots[self.contract.places[before.index, microbatch].slot]
+        before.receive(slot, [gradients[0]])
+
+    def _input_grad(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
+        self._hand_down(stage, action.microbatch, stage.input_grad(slot, self._gradients_of(stage, slot)))
+
+    def _weight_grad(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
+        stage.weight_grad(slot, self.contract.is_first(*_key(action)))
+
+    def _backward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
+        first = self.contract.is_first(*_key(action))
+        gradients, _ = stage.backward(slot, self._gradients_of(stage, slot), first)
+        self._hand_down(stage, action.microbatch, gradients)
+
+    def finish(self, submitted: str = "") -> "torch.Tensor":
+        """Every gradient to the optimizer, every weight to its next version. Raises: Trap (grad.missing, ...)."""
+        try:
+            self.contract.take()
+        except ContractError as error:
+            raise Trap(error, _named(error, self.stages), None, submitted or submitted_at()) from None
+        self._bind_gradients()
+        losses = self._losses.clone()
+        if self.guard is not None:
+            self.guard.step([*self._gradients, self._losses])
+        self.contract.commit()
+        self.contract.end()
+        return losses
+
+    def _bind_gradients(self) -> None:
+        for stage in self.stages:
+            for parameter, gradient in zip(stage.parameters, stage.main_grads()):
+                same = parameter.dtype == gradient.dtype
+                parameter.grad = gradient.detach() if same else gradient.to(parameter.dtype)
+
+    def abort(self) -> None:
+        """Gives an open step up. Weights and moments are as before it; gradients are without meaning."""
+        self.contract.abort()
+        for stage in self.stages:
+            for slot in stage.slots:
+                slot.forget()
+
+    def evaluate(self, inputs: Sequence["torch.Tensor"], targets: Sequence["torch.Tensor"]) -> "torch.Tensor":
+        """Losses without training, eagerly, in the mode that the modules are in. Between steps or within one."""
+        found = []
+        with torch.no_grad():
+            for x, target in zip(inputs, targets):
+                for stage in self.stages[:-1]:
+                    x = stage.function(x)
+                found.append(self.stages[-1].function(x, target))
+        return torch.stack(found)
+
+
+def _key(action: Action, with_kind: bool = False) -> Any:
+    return (action.stage, action.kind, action.microbatch) if with_kind else (action.stage, action.microbatch)
+
+
+def _kinds(capture: Union[Capture, Sequence[Capture]], count: int, device: "torch.device") -> list[str]:
+    each = list(capture) if isinstance(capture, (list, tuple)) else [capture] * count
+    if len(each) != count:
+        raise ArgumentError(f"{len(each)} values of capture for {count} modules")
+    return [_kind(one, device) for one in each]
+
+
+def _kind(capture: Any, device: "torch.device") -> str:
+    able = "graph" if device.type == "cuda" else "host"
+    if capture is None:
+        return "graph" if device.type == "cuda" else ""
+    if isinstance(capture, bool):
+        return able if capture else ""
+    if capture not in ("", "graph", "host"):
+        raise ArgumentError(f"capture is {capture!r}; expected True, False, 'graph' or 'host'")
+    if capture == "graph" and device.type != "cuda":
+        raise ArgumentError(f"graphs need a CUDA device; the modules are on {device}")
+    return str(capture)
+
+
+def _named(error: ContractError, stages: Sequence[Stage]) -> str:
+    violation = error.violations[0] if error.violations else None
+    return stages[violation.stage].name if violation is not None and violation.stage < len(stages) else "pipeline"
+

@@ -1,0 +1,429 @@
+"""One stage: a module with its forward F, input gradient I and weight gradient W as explicit actions on slots.
+
+A slot is the memory that one live microbatch needs: inputs, what autograd saved, boundary gradients, postponed weight
+gradients. Captured, a slot has graphs of its own in a memory pool of its own, so whatever order slots are used in, none
+touches another's memory; a stage has as many as the plan has live microbatches.
+
+    slot:  free --F--> kept --I--> postponed --W--> free        B is I, then W                                       """
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Optional, Sequence
+
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..errors import ArgumentError
+from ._need import torch
+from .record import GraphRecording, Handed, HostRecording, Recording, Tensors, addresses
+from .split import Postponed, Queue, split_linears
+from .trap import breach, submitted_at
+
+WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
+
+
+class Slot:
+    """Memory of one live microbatch. `inputs`, `gradients`: static ones of a captured slot."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.generation, self.microbatch, self.submitted = 0, 0, ""
+        self.inputs: list[Any] = []
+        self.gradients: list[Optional["torch.Tensor"]] = []
+        self.live: list["torch.Tensor"] = []      # outputs with their autograd graph
+        self.leaves: list[Any] = []               # inputs as autograd sees them
+        self.queue = Queue()
+        self.stash: dict[int, "torch.Tensor"] = {}  # parameter index -> gradient that came with the input gradient
+        self.recordings: dict[str, Recording] = {}
+        self.handed = Handed()
+        self.pool: Any = None
+        self.retain = False  # while it is captured: several variants of one action use one autograd graph
+
+    def forget(self) -> None:
+        """What autograd kept for a microbatch."""
+        self.live, self.queue, self.stash = [], Queue(), {}
+        self.leaves = self.inputs
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+class Stage:
+    """A module as a stage. `capture`: "graph" (CUDA), "host" (replayed work with fixed memory, on a CPU) or "" (eager).
+    `placement`: gradients are accumulated where they live ("direct") or moved to scratch and back ("copy"); the bits
+    are the same. `accumulate`: into `main_grad`; else gradients are results of W."""
+
+    def __init__(self, module: "torch.nn.Module", name: str, index: int, slots: int, *, capture: str = "",
+                 placement: str = "direct", accumulate: bool = True, allow_unused: bool = False) -> None:
+        if placement not in ("direct", "copy"):
+            raise ArgumentError(f"placement is {placement!r}; expected direct or copy")
+        self.module, self.name, self.index = module, name, index
+        self.capture, self.placement, self.accumulate = capture, placement, accumulate
+        self.allow_unused = allow_unused
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.names = [f"{name}.{n}" if name else n for n, _ in named]
+        self.parameters: list[Any] = [p for _, p in named]
+        self._index_of = {id(p): i for i, p in enumerate(self.parameters)}
+        self.slots = [Slot(k) for k in range(slots)]
+        self.lock = threading.RLock()
+        self.capture_seconds = 0.0
+        self._active: Optional[Slot] = None
+        self._seal: tuple[int, ...] = ()
+        self._sealed_training = module.training
+        self._scratch: dict[int, "torch.Tensor"] = {}
+        self._undo: Callable[[], None] = split_linears(module, self._queue_now)
+        self.spec: Any = None  # how arguments were given, where they are more than a row of them
+        self._shape: Any = None
+        self.function: Callable[..., Any] = module.forward
+
+    def _queue_now(self) -> Optional[Queue]:
+        return None if self._active is None else self._active.queue
+
+    def close(self) -> None:
+        """Gives the module back as it was. Captured memory lives as long as the stage."""
+        self._undo()
+
+    @property
+    def device(self) -> "torch.device":
+        return device_of(self.module)
+
+    def main_grads(self) -> list[Any]:
+        """The gradient of each parameter, fp32 unless the parameter came with another one; made where there is none."""
+        for parameter in self.parameters:
+            if getattr(parameter, "main_grad", None) is None:
+                parameter.main_grad = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        return [parameter.main_grad for parameter in self.parameters]
+
+    def _call(self, leaves: Sequence[Any]) -> Any:
+        if self.spec is None:
+            return self.function(*leaves)
+        arguments, keywords = tree_unflatten(list(leaves), self.spec)
+        return self.function(*arguments, **keywords)
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """Outputs in the shape in which the module returned them."""
+        return tree_unflatten(list(outputs), self._shape)
+
+    # ---- what an action computes: the same work eager and recorded ----
+
+    def _forward(self, slot: Slot) -> Tensors:
+        slot.queue, slot.stash = Queue(), {}
+        self._active = slot
+        try:
+            with torch.enable_grad():
+                made = self._call(slot.leaves)
+        finally:
+            self._active = None
+        outputs, self._shape = tree_flatten(made)
+        for output in outputs:
+            if not is_tensor(output):
+                raise ArgumentError(f"module {self.name} returns {type(output).__name__}; a stage returns tensors")
+        slot.live = outputs
+        return list(outputs)
+
+    def _input_grad(self, slot: Slot) -> Tensors:
+        """Gradients of the inputs; None for one that needs none. Parameters' gradients that come with them wait."""
+        pairs = [(o, g) for o, g in zip(slot.live, slot.gradients) if o.requires_grad and g is not None]
+        wanted = [leaf for leaf in slot.leaves if is_tensor(leaf) and leaf.requires_grad]
+        targets = wanted + self.parameters
+        self._active = slot  # a checkpointed forward that autograd runs again
+        try:
+            found: Sequence[Any] = torch.autograd.grad(
+                [o for o, _ in pairs], targets, [g for _, g in pairs], allow_unused=True,
+                retain_graph=slot.retain) if targets and pairs else []
+        finally:
+            self._active = None
+        gradients = iter(found[:len(wanted)])
+        slot.stash = {i: g for i, g in enumerate(found[len(wanted):]) if g is not None}
+        if not slot.retain:
+            slot.live = []
+        return [next(gradients, None) if is_tensor(leaf) and leaf.requires_grad else None for leaf in slot.leaves]
+
+    def _weight_grad(self, slot: Slot, first: bool) -> Tensors:
+        """Every contribution of the microbatch, in the order in which backward made them."""
+        made: dict[int, "torch.Tensor"] = {}
+        into = self.main_grads() if self.accumulate else []
+        with torch.no_grad():
+            for entry in slot.queue.entries:
+                self._place_product(entry, into, first, made)
+            for i, gradient in slot.stash.items():
+                self._place_sum(i, gradient, into, first, made)
+        slot.queue, slot.stash = Queue(), {}
+        missing = [self.names[i] for i in range(len(self.parameters)) if i not in made]
+        if missing and not self.allow_unused:
+            raise breach("grad.missing", f"backward computed no gradient of {', '.join(missing)}; freeze it "
+                         "(requires_grad=False) or say allow_unused", self.name, slot.microbatch, slot.submitted)
+        return [] if self.accumulate else [made.get(i) for i in range(len(self.parameters))]
+
+    def _place_product(self, entry: Postponed, into: list[Any], first: bool, made: dict[int, Any]) -> None:
+        x, dy = entry.x.reshape(-1, entry.x.shape[-1]), entry.dy.reshape(-1, entry.dy.shape[-1])
+        if entry.weight is not None:
+            i = self._index_of[id(entry.weight)]
+            if self.accumulate:
+                self._with_place(i, into, lambda at: _add_product(at, dy, x, first and i not in made))
+                made[i] = into[i]
+            else:
+                made[i] = made[i] + dy.t().mm(x) if i in made else dy.t().mm(x)
+        if entry.bias is not None:
+            self._place_sum(self._index_of[id(entry.bias)], dy.sum(0), into, first, made)
+
+    def _place_sum(self, i: int, gradient: "torch.Tensor", into: list[Any], first: bool, made: dict[int, Any]) -> None:
+        if not self.accumulate:
+            made[i] = made[i] + gradient if i in made else gradient
+            return
+        sets = first and i not in made
+        self._with_place(i, into, lambda at: at.copy_(gradient) if sets else at.add_(gradient))
+        made[i] = into[i]
+
+    def _with_place(self, i: int, into: list[Any], put: Callable[[Any], Any]) -> None:
+        if self.placement == "direct":
+            put(into[i])
+            return
+        scratch = self._scratch.setdefault(i, torch.empty_like(into[i]))
+        scratch.copy_(into[i])
+        put(scratch)
+        into[i].copy_(scratch)
+
+    # ---- actions ----
+
+    def forward(self, slot: Slot, arguments: Sequence[Any], microbatch: int, generation: int, *,
+                hand_out: bool = True) -> list["torch.Tensor"]:
+        """F. The outputs have no autograd history of the caller's; captured ones are the slot's memory, valid until the
+        slot is used again: `hand_out` makes their later use raise. The caller has asked the ledger."""
+        with self.lock:
+            if slot.handed.pending:
+                slot.handed.take_back(
+                    f"slot.stale: this tensor is memory of module {self.name}, slot {slot.index}, generation "
+                    f"{slot.generation} (microbatch {slot.microbatch}, submitted at {slot.submitted or 'unknown'}), "
+                    f"which is used again as generation {generation}; clone what is kept longer")
+            slot.generation, slot.microbatch, slot.submitted = generation, microbatch, submitted_at()
+            if not self.capture:
+                slot.leaves = [_leaf(a) for a in arguments]
+                return [o.detach() for o in self._forward(slot) if o is not None]
+            self._fill(slot, arguments)
+            recording = slot.recordings["F"]
+            recording.replay()
+            made = [o for o in recording.outputs if o is not None]
+            return [slot.handed.give(o) for o in made] if hand_out else made
+
+    def input_grad(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> Tensors:
+        """I. Gradients of the outputs in, of the inputs out (the slot's memory where captured)."""
+        with self.lock:
+            self._set_gradients(slot, gradients)
+            return self._run(slot, "I", lambda: self._input_grad(slot))
+
+    def weight_grad(self, slot: Slot, first: bool) -> Tensors:
+        """W. `first`: contributions are the first of the step and set."""
+        with self.lock:
+            made = self._run(slot, "W1" if first else "W", lambda: self._weight_grad(slot, first))
+            if not self.capture:
+                slot.forget()
+            return made
+
+    def backward(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]],
+                 first: bool) -> tuple[Tensors, Tensors]:
+        """B: (gradients of the inputs, results of W)."""
+        with self.lock:
+            self._set_gradients(slot, gradients)
+            count = len(slot.leaves)
+            made = self._run(slot, "B1" if first else "B", lambda: self._both(slot, first))
+            if not self.capture:
+                slot.forget()
+            return made[:count], made[count:]
+
+    def _both(self, slot: Slot, first: bool) -> Tensors:
+        return self._input_grad(slot) + self._weight_grad(slot, first)
+
+    def _run(self, slot: Slot, kind: str, work: Callable[[], Tensors]) -> Tensors:
+        if not self.capture:
+            return work()
+        slot.recordings[kind].replay()
+        return slot.recordings[kind].outputs
+
+    def receive(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> None:
+        """Gradients of the outputs, ahead of the I or B that takes them."""
+        with self.lock:
+            self._set_gradients(slot, gradients)
+
+    def _set_gradients(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> None:
+        if not self.capture:
+            slot.gradients = list(gradients)
+            return
+        for i, (static, given) in enumerate(zip(slot.gradients, gradients)):
+            if static is None or static is given:
+                continue
+            if given is None:
+                static.zero_()
+                continue
+            _must_match(f"gradient of output {i} of {self.name}", static, given)
+            if static.data_ptr() != given.data_ptr():
+                static.copy_(given)
+
+    def check_arguments(self, arguments: Sequence[Any]) -> None:
+        """Raises: ArgumentError where they are not what was captured."""
+        if not self.capture:
+            return
+        expected = self.slots[0].inputs
+        if len(arguments) != len(expected):
+            raise ArgumentError(f"{self.name} was captured with {len(expected)} arguments; {len(arguments)} came")
+        for i, (static, given) in enumerate(zip(expected, arguments)):
+            if is_tensor(static):
+                _must_match(f"argument {i} of {self.name}", static, given)
+            elif static != given:
+                raise ArgumentError(f"argument {i} of {self.name} is {given!r}; it was captured as {static!r}",
+                                    remedy="capture again, or run it with capture off")
+
+    def _fill(self, slot: Slot, arguments: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for static, given in zip(slot.inputs, arguments):
+                if is_tensor(static) and static.data_ptr() != given.data_ptr():
+                    static.copy_(given)
+
+    # ---- capture ----
+
+    def sample(self, arguments: Sequence[Any], side: Any = None) -> list["torch.Tensor"]:
+        """Runs the module once on sample arguments: what its outputs look like. Nothing of autograd's is kept: its
+        nodes belong to the stream that made them, and a capture must find its own."""
+        slot = Slot(-1)
+        slot.leaves = [_leaf(a) for a in arguments]
+        _on(side, lambda: self._forward(slot))
+        return [_leaf(output) for output in slot.live]
+
+    def prepare(self, arguments: Sequence[Any], kinds: Sequence[Sequence[str]], side: Any,
+                warmups: int = WARMUPS) -> None:
+        """Captures every slot. `kinds[k]`: the actions that slot k is used for, of F, I, W, W1, B, B1 (1: first of the
+        step). `side`: the stream that it is captured on (`capture_stream`), one for all stages: libraries make a
+        workspace for each. Module buffers, gradients and generators are afterwards as they were before."""
+        if not self.capture:
+            return
+        began = time.perf_counter()
+        into = self.main_grads() if self.accumulate else []
+        kept = [(b, b.detach().clone()) for b in [*self.module.buffers(), *into]]
+        numbers = _generator_state(self.device)
+        outputs = self.sample(arguments, side)
+        for slot, wanted in zip(self.slots, kinds):
+            self._allocate(slot, arguments, outputs)
+            _on(side, lambda: self._warm(slot, wanted, warmups))
+            self._record_all(slot, wanted, side)
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+        _restore_generator(self.device, numbers)
+        if side is not None:
+            torch.cuda.synchronize(self.device)
+        self._seal = addresses(self._sealed_tensors())
+        self._sealed_training = self.module.training
+        self.capture_seconds = time.perf_counter() - began
+
+    def _allocate(self, slot: Slot, arguments: Sequence[Any], outputs: Sequence["torch.Tensor"]) -> None:
+        slot.inputs = [a.detach().clone().requires_grad_(a.requires_grad) if is_tensor(a) else a for a in arguments]
+        slot.leaves = slot.inputs
+        slot.gradients = [torch.zeros_like(o) if o.requires_grad else None for o in outputs]
+        slot.pool = torch.cuda.graph_pool_handle() if self.capture == "graph" else None
+
+    def _warm(self, slot: Slot, kinds: Sequence[str], warmups: int) -> None:
+        for _ in range(warmups if self.capture == "graph" else 0):
+            self._forward(slot)
+            if any(kind != "F" for kind in kinds):
+                self._input_grad(slot)
+                self._weight_grad(slot, True)
+
+    def _record_all(self, slot: Slot, kinds: Sequence[str], side: Any) -> None:
+        """Variants of one action (first of the step, or not) share what the action before it left."""
+        slot.retain = self.capture == "graph"
+        for kind in kinds:
+            if not slot.retain and kind != "F":  # replayed work on a host runs on what its own forward kept
+                self._forward(slot)
+            if not slot.retain and kind[0] == "W":
+                self._input_grad(slot)
+            queue, entries, stash = slot.queue, list(slot.queue.entries), dict(slot.stash)
+            slot.recordings[kind] = self._record(slot, kind, side)
+            if kind[0] in "WB":  # the autograd graph goes on to name this queue
+                slot.queue, slot.stash = queue, stash
+                queue.entries[:] = entries
+        slot.retain = False
+        slot.forget()
+
+    def _record(self, slot: Slot, kind: str, side: Any) -> Recording:
+        first = kind.endswith("1")
+        works: dict[str, Callable[[], Tensors]] = {
+            "F": lambda: self._forward(slot), "I": lambda: self._input_grad(slot),
+            "W": lambda: self._weight_grad(slot, first), "B": lambda: self._both(slot, first)}
+        work = works[kind[0]]
+        return GraphRecording(work, slot.pool, side) if self.capture == "graph" else HostRecording(work)
+
+    def _sealed_tensors(self) -> list["torch.Tensor"]:
+        into = self.main_grads() if self.accumulate else []
+        return [*self.parameters, *self.module.buffers(), *into]
+
+    def moved(self) -> Optional[tuple[str, int, int]]:
+        """(name, address that was captured, address now) of a tensor that moved since; None: all are where they
+        were."""
+        now = addresses(self._sealed_tensors()) if self.capture else self._seal
+        if now == self._seal:
+            return None
+        labels = [*self.names, *(n for n, _ in self.module.named_buffers()), *(f"main_grad of {n}" for n in self.names)]
+        for label, then, at in zip(labels, self._seal, now):
+            if then != at:
+                return label, then, at
+        return "a parameter or buffer that was added or removed", len(self._seal), len(now)
+
+    @property
+    def mode_changed(self) -> bool:
+        """It is in another of training and evaluation than when it was captured."""
+        return bool(self.capture) and self.module.training != self._sealed_training
+
+
+def device_of(module: "torch.nn.Module") -> "torch.device":
+    """Where its parameters, or else its buffers, are; the CPU where it has none."""
+    tensors: list["torch.Tensor"] = [*module.parameters(), *module.buffers()]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _leaf(argument: Any) -> Any:
+    return argument.detach().requires_grad_(argument.requires_grad) if is_tensor(argument) else argument
+
+
+def _must_match(what: str, static: "torch.Tensor", given: Any) -> None:
+    if not is_tensor(given):
+        raise ArgumentError(f"{what} is {type(given).__name__}; it was captured as a tensor")
+    if static.shape != given.shape or static.dtype != given.dtype or static.device != given.device:
+        raise ArgumentError(
+            f"{what} is {tuple(given.shape)} {given.dtype} on {given.device}; captured as {tuple(static.shape)} "
+            f"{static.dtype} on {static.device}", remedy="capture again, or run it with capture off")
+
+
+def _add_product(at: "torch.Tensor", dy: "torch.Tensor", x: "torch.Tensor", sets: bool) -> None:
+    """at = dy' x, or at += dy' x in one product."""
+    beta = 0 if sets else 1
+    if at.dtype == x.dtype == dy.dtype:
+        torch.addmm(at, dy.t(), x, beta=beta, out=at)
+    elif at.dtype == torch.float32 and at.is_cuda and x.dtype == dy.dtype:
+        torch.addmm(at, dy.t(), x, out_dtype=torch.float32, beta=beta, out=at)
+    else:
+        product = dy.t().to(at.dtype).mm(x.to(at.dtype))
+        at.copy_(product) if sets else at.add_(product)
+
+
+def capture_stream(device: "torch.device") -> Any:
+    """A stream to capture on; None where there are none."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _on(side: Any, work: Callable[[], Any]) -> None:
+    if side is None:
+        work()
+        return
+    side.wait_stream(torch.cuda.current_stream(side.device))
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream(side.device).wait_stream(side)
+
+
+def _generator_state(device: "torch.device") -> Any:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _restore_generator(device: "torch.device", state: Any) -> None:
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

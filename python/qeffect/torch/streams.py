@@ -1,0 +1,47 @@
+"""The caller's streams as a contract sees them: which one is current, and the edge from one to another.
+
+A contract makes all its work one order, whatever stream is current when a part of it is submitted: before work goes to
+another stream than the part before it, that stream waits for the former (enter), and since it is the caller's own
+stream, the caller's later work there comes behind (exit)."""
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ._need import torch
+
+
+class Streams(Protocol):
+    """Where work goes. A test may put one of its own in place."""
+
+    def current(self) -> Any:
+        """The current stream; hashable, equal for the same stream."""
+
+    def order(self, earlier: Any, later: Any) -> None:
+        """What `later` is given from now on waits for what `earlier` was given so far."""
+
+
+class CudaStreams:
+    """torch's streams of one device."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self._device = device
+
+    def current(self) -> Any:
+        return torch.cuda.current_stream(self._device)
+
+    def order(self, earlier: Any, later: Any) -> None:
+        later.wait_stream(earlier)
+
+
+class HostStreams:
+    """A CPU runs things in the order in which they are called."""
+
+    def current(self) -> Any:
+        return "cpu"
+
+    def order(self, earlier: Any, later: Any) -> None:
+        return None
+
+
+def streams_of(device: "torch.device") -> Streams:
+    return CudaStreams(device) if device.type == "cuda" else HostStreams()
