@@ -170,6 +170,7 @@ typedef struct qe_item {
 enum {
     QE_LABELS_MAX = 65536,     /* names of ops: a plan has some dozens */
     QE_ROWS_MAX = 4096,        /* of a strided range: a trace line must not cost more than a few ms */
+    QE_GRAPH_EFFECTS_MAX = 1 << 20, /* of one graph: ten times the largest known; graphs in graphs grow by doubling */
     QE_PROGRAM_MAX = 1u << 27, /* objects, items, effects or events of one program: indices stay far from QE_NONE */
 };
 

@@ -44,7 +44,7 @@ static uint32_t check_slot(const qe_ledger *ledger, const qe_effect *effect, qe_
     /* Generations are released in the order in which they are acquired, so the last one released is known. */
     int live = (state->word & QE_SLOT_LIVE) != 0;
     uint64_t released = live ? state->counter - 1 : state->counter;
-    if (effect->kind == QE_EFFECT_SLOT_RELEASE && released != 0 && generation == released && state->counter != 0)
+    if (effect->kind == QE_EFFECT_SLOT_RELEASE && released != 0 && generation == released)
         return find(out, 0, QE_RULE_SLOT_TWICE, generation, state->counter);
     if (!live) return find(out, 0, QE_RULE_SLOT_EMPTY, generation, state->counter);
     if (generation != state->counter) return find(out, 0, QE_RULE_SLOT_STALE, generation, state->counter);

@@ -147,7 +147,7 @@ static uint64_t advance_of(const qe_effect *effect) {
 
 qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
     qe_recorded *record = &ledger->records[ledger->stream_origin[stream]];
-    if (record->count == QE_PROGRAM_MAX) return QE_ERROR_LIMIT;
+    if (record->count == QE_GRAPH_EFFECTS_MAX) return QE_ERROR_LIMIT;
     if (record->count == record->capacity) {
         uint32_t capacity = record->capacity > 0 ? 2 * record->capacity : FIRST_CAPACITY;
         qe_effect *grown = realloc(record->effects, (size_t)capacity * sizeof *grown);

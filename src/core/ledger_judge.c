@@ -220,9 +220,10 @@ void qe_ledger_judge_end(qe_ledger *ledger, uint32_t index, qe_violations *viola
 /* A trace that owes something in every step could be wrong without end; nobody reads on after so many. */
 enum { BREACHES_COUNTED_MAX = 1 << 20 };
 
-static qe_status judge_items(qe_ledger *ledger, qe_violations *violations) {
+static qe_status judge_items(qe_ledger *ledger, qe_violations *violations, uint32_t *line_out) {
     const qe_program *program = ledger->program;
     for (uint32_t i = 0; i < program->item_count && violations->total < BREACHES_COUNTED_MAX; i++) {
+        *line_out = program->items[i].line;
         const qe_item *item = &program->items[i];
         const qe_effect *effects = item->effect_count > 0 ? &program->effects[item->first_effect] : NULL;
         qe_status status = qe_ledger_judge(ledger, item, effects, i, 1, violations);
@@ -240,13 +241,15 @@ qe_status qe_program_judge(const qe_program *program, qe_violations *violations_
     QE_TRY(qe_ledger_open(program, 1, &ledger, error_out));
     ledger->phase = QE_LEDGER_OPEN; /* a trace may begin in the middle of a step */
     ledger->order_valid = 1;
-    qe_status status = judge_items(ledger, violations_out);
+    uint32_t line = 0;
+    qe_status status = judge_items(ledger, violations_out, &line);
     qe_ledger_destroy(ledger);
     if (status == QE_CONTRACT)
         return qe_error_set(error_out, status, NULL, "%u breaches of contract; the first is %s", violations_out->total,
                             qe_rule_id(violations_out->record[0].rule));
     if (status == QE_ERROR_LIMIT)
-        return qe_error_set(error_out, status, "split the graph", "a graph of more than %u effects", QE_PROGRAM_MAX);
+        return qe_error_set(error_out, status, "split the graph", "line %u: a graph of more than %d effects", line,
+                            QE_GRAPH_EFFECTS_MAX);
     if (status != QE_OK) return qe_error_set(error_out, status, NULL, "no memory to judge the program");
     return QE_OK;
 }

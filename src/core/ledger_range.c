@@ -103,12 +103,17 @@ typedef struct span {
     uint64_t begin, end;
 } span;
 
-static uint32_t rows_of(const qe_effect *effect) { return qe_effect_has_rows(effect) ? effect->rows : 1; }
+/* Rows that meet or lie on one another are one range, and touched once. */
+static int has_gaps(const qe_effect *effect) {
+    return qe_effect_has_rows(effect) && effect->pitch > effect->end - effect->begin;
+}
+
+static uint32_t rows_of(const qe_effect *effect) { return has_gaps(effect) ? effect->rows : 1; }
 
 /* Bytes of one row, in the effect's space. */
 static span row_of(const qe_ledger *ledger, const qe_effect *effect, uint32_t row) {
     uint64_t by = ledger->shift[effect->object] + (row > 0 ? row * effect->pitch : 0);
-    return (span){effect->begin + by, effect->end + by};
+    return (span){effect->begin + by, (has_gaps(effect) ? effect->end : qe_effect_reach(effect)) + by};
 }
 
 static int is_border(const qe_ledger *ledger, const qe_range_list *list, uint64_t at) {
@@ -123,7 +128,7 @@ static uint32_t count_splits(const qe_ledger *ledger, const qe_effect *effect, u
         if (effect->kind != QE_EFFECT_BUFFER_TAKE && effect->kind != QE_EFFECT_BUFFER_DROP) return 0;
     }
     if (qe_effect_reach(effect) > ledger->program->objects[effect->object].bytes) return 0;
-    if (qe_effect_has_rows(effect)) return SPLITS_PER_EFFECT * effect->rows;
+    if (has_gaps(effect)) return SPLITS_PER_EFFECT * effect->rows;
     const qe_range_list *list = list_of(ledger, effect, recording);
     span bytes = row_of(ledger, effect, 0);
     return (is_border(ledger, list, bytes.begin) ? 0u : 1u) + (is_border(ledger, list, bytes.end) ? 0u : 1u);
@@ -292,7 +297,7 @@ void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
 static uint64_t covered_until(const qe_ledger *ledger, const qe_effect *write, uint64_t at) {
     span row = row_of(ledger, write, 0);
     if (at < row.begin) return at;
-    uint64_t behind = write->pitch > 0 && qe_effect_has_rows(write) ? (at - row.begin) / write->pitch : 0;
+    uint64_t behind = has_gaps(write) ? (at - row.begin) / write->pitch : 0;
     uint32_t last = rows_of(write) - 1;
     row = row_of(ledger, write, behind < last ? (uint32_t)behind : last);
     return at < row.end ? row.end : at;

@@ -166,7 +166,8 @@ static void put_graph(text *into, const qe_violation *violation) {
             put(into, " What is waited for lies on the other side of a recording's border; move the wait across it.");
         break;
     case QE_RULE_GRAPH_UNJOINED:
-        put(into, " %llu ops of that stream were recorded; the end waits for %llu.", expected, found);
+        if (found >= expected) put(into, " It began on another stream than the one that it ends on.");
+        else put(into, " %llu ops of that stream were recorded; the end waits for %llu.", expected, found);
         break;
     case QE_RULE_RNG_FROZEN: put(into, " The next number is %llu; the draw begins at %llu.", expected, found); break;
     case QE_RULE_RNG_SPLIT: put(into, " No forward of this microbatch drew these numbers at %llu.", expected); break;
@@ -196,7 +197,8 @@ static void put_facts(text *into, const qe_violation *violation, const qe_progra
     put_grad_and_buffer(into, violation);
     put_graph(into, violation);
     if (violation->other_item == QE_NONE) return;
-    if (violation->rule == QE_RULE_SYNC_CAPTURE) put(into, " On the other side: %s.", other);
+    if (violation->rule == QE_RULE_SYNC_CAPTURE || violation->rule == QE_RULE_GRAPH_UNJOINED)
+        put(into, " On the other side: %s.", other);
     else put(into, " Last changed by %s.", other);
 }
 

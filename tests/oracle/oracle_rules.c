@@ -96,7 +96,7 @@ qe_effect oracle_recorded(const oracle *o, qe_effect e, int recording) {
 /* A launch for a microbatch puts that in the place of the recorded one. */
 qe_effect oracle_launched(const oracle *o, qe_effect e, uint32_t microbatch) {
     uint32_t version = version_owner(o, &e), epoch = epoch_owner(o, &e);
-    int kind = object_of(o, e.object)->kind;
+    qe_object_kind kind = object_of(o, e.object)->kind;
     int has = kind == QE_OBJECT_SLOT || kind == QE_OBJECT_RNG || e.kind == QE_EFFECT_GRAD_DEPOSIT;
     if (has && e.microbatch != QE_NONE && microbatch != QE_NONE) e.microbatch = microbatch;
     if (version != QE_NONE) e.version += counter(o, version);

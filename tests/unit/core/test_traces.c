@@ -174,10 +174,36 @@ static void the_example_of_the_grammar_is_what_it_says(void **state) {
     fclose(page);
 }
 
+/* Each graph launches the one before twice: a few lines must not become effects without end. */
+static void graphs_in_graphs_do_not_grow_without_bound(void **state) {
+    (void)state;
+    enum { GRAPHS = 40 };
+    qe_program program;
+    qe_violations violations;
+    qe_error error;
+    FILE *text = tmpfile();
+    assert_non_null(text);
+    fprintf(text, "qet 1\nstream s compute\nbuffer x bytes=8 written\n");
+    for (int i = 0; i < GRAPHS; i++) {
+        fprintf(text, "graph G%d\nop begin on s : graph.begin G%d\n", i, i);
+        if (i == 0) fprintf(text, "op work on s : buffer.write x\n");
+        else fprintf(text, "op twice on s : graph.launch G%d@1 graph.launch G%d@1\n", i - 1, i - 1);
+        fprintf(text, "op end on s : graph.capture G%d@1\n", i);
+    }
+    rewind(text);
+    qe_program_init(&program);
+    assert_int_equal(qe_trace_read(text, "doubling", &program, &error), QE_OK);
+    assert_int_equal(qe_program_judge(&program, &violations, &error), QE_ERROR_LIMIT);
+    if (strcmp(error.message, "line 90: a graph of more than 1048576 effects") != 0) fail_msg("%s", error.message);
+    fclose(text);
+    qe_program_deinit(&program);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_trace_is_judged_as_its_header_says),
         cmocka_unit_test(the_example_of_the_grammar_is_what_it_says),
+        cmocka_unit_test(graphs_in_graphs_do_not_grow_without_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
