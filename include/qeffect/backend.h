@@ -18,6 +18,13 @@ typedef struct qe_stream qe_stream;
 typedef struct qe_event qe_event;
 typedef struct qe_graph qe_graph;
 
+/* Bytes of a device that are kept elsewhere on it. */
+typedef struct qe_keep_range {
+    const void *from;
+    void *to;
+    uint64_t bytes;
+} qe_keep_range;
+
 typedef struct qe_memory_ops {
     size_t size; /* sizeof the struct, so older tables are recognised */
     /* Zeroed, aligned to QE_ALIGN_BYTES. Before the first step only. Capture: forbidden. */
@@ -29,6 +36,12 @@ typedef struct qe_memory_ops {
     /* Host <-> device, returns when done. Thread: any; the caller orders it. Capture: forbidden. */
     qe_status (*write)(qe_device *device, void *to, const void *from_host, size_t bytes, qe_error *error_out);
     qe_status (*read)(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out);
+    /* A copy that the work does not wait for, in two steps: kept within the device, which is fast, then fetched beside
+     * the work. Both NULL: memory is the host's, and there is nothing to gain.
+     * keep: returns when all ranges are copied. Requires: nothing writes them meanwhile. Capture: forbidden.
+     * fetch: what was kept, to the host. Thread: any, one at a time, beside all other calls. Capture: allowed. */
+    qe_status (*keep)(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out);
+    qe_status (*fetch)(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out);
 } qe_memory_ops;
 
 typedef struct qe_stream_ops {

@@ -111,6 +111,10 @@ typedef struct qe_checkpoint_content {
     qe_store_model model; /* config.json */
     const qe_checkpoint_part *parts;
     size_t part_count;
+    /* Called once, where writing begins and on its thread, to bring what the parts and the manifest point to; NULL: it
+     * is there. What it fails with, writing fails with. */
+    qe_status (*gather)(void *context, qe_error *error_out);
+    void *gather_context;
 } qe_checkpoint_content;
 
 /* A directory that checkpoints of one run are written to. It is locked until it is closed, and by the kernel until the

@@ -26,6 +26,9 @@ typedef struct qe_snapshot {
     float *values;
     uint64_t value_count;
     char (*names)[QE_NAME_BYTES + 16]; /* of tensors, then of counts */
+    struct qe_twin *twins; /* a rank each, or NULL: taking copies to the host at once */
+    qe_team *team;         /* of the twins */
+    int is_kept;           /* taken, and with the twins alone */
 } qe_snapshot;
 
 /* Memory for the state of teams of this model and recipe, every page of it in use from now on, so that taking a
@@ -35,6 +38,14 @@ qe_status qe_snapshot_create(qe_team *team, qe_snapshot **snapshot_out, qe_error
 void qe_snapshot_destroy(qe_snapshot *snapshot);
 /* Where the values of a tensor lie, to fill them. */
 float *qe_snapshot_values(const qe_snapshot *snapshot, uint32_t tensor);
+
+/* From now on taking copies within the devices, which is fast; qe_snapshot_fetch brings the values. Where devices have
+ * no such copies, or no memory for them (as much as masters and moments take), nothing changes.
+ * Owns: the twins live until the snapshot is destroyed, before the team. */
+void qe_snapshot_twin(qe_team *team, qe_snapshot *snapshot);
+/* Brings what was taken to the host; does nothing where it is there. Thread: any, while the team goes on.
+ * On failure: QE_ERROR_DEVICE; the snapshot is of no step. */
+qe_status qe_snapshot_fetch(qe_snapshot *snapshot, qe_error *error_out);
 
 /* Copies the team's state. Thread: the caller's, between steps. Capture: forbidden.
  * On failure: QE_ERROR_DEVICE; what the snapshot holds is of no step. */

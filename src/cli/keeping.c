@@ -44,6 +44,14 @@ static qe_status take_lineage(qe_keeping *keeping, const qe_manifest *lineage, q
     return qe_manifest_add_lineage(&keeping->manifest, run, 0, "", error_out);
 }
 
+/* On the writer's thread. */
+static qe_status gather(void *context, qe_error *error_out) {
+    qe_keeping *keeping = context;
+    QE_TRY(qe_snapshot_fetch(keeping->snapshot, error_out));
+    qe_snapshot_parts_update(&keeping->parts, keeping->snapshot, &keeping->manifest);
+    return QE_OK;
+}
+
 qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_resume *resume,
                           qe_error *error_out) {
     const qe_settings_checkpoint *settings = &session->settings.checkpoint;
@@ -51,6 +59,7 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
     if (settings->every == 0 || settings->path[0] == 0) return QE_OK;
     QE_TRY(qe_checkpoint_folder_open(settings->path, settings->keep, &keeping->folder, error_out));
     QE_TRY(qe_snapshot_create(session->team, &keeping->snapshot, error_out));
+    qe_snapshot_twin(session->team, keeping->snapshot);
     QE_TRY(qe_session_manifest(session, &keeping->manifest, error_out));
     QE_TRY(distrust(keeping, resume, error_out));
     QE_TRY(take_lineage(keeping, resume != NULL ? &resume->lineage : NULL, error_out));
@@ -58,7 +67,9 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
     keeping->content = (qe_checkpoint_content){.manifest = &keeping->manifest,
                                                .model = qe_session_store_model(session),
                                                .parts = keeping->parts.parts,
-                                               .part_count = 3};
+                                               .part_count = 3,
+                                               .gather = gather,
+                                               .gather_context = keeping};
     return qe_checkpoint_writer_create(keeping->folder, share_of(session), &keeping->writer, error_out);
 }
 
@@ -70,7 +81,6 @@ static qe_status copy(qe_keeping *keeping, uint64_t step, qe_error *error_out) {
     manifest->step = step;
     manifest->learning_rate = step > 0 ? qe_learning_rate_at(&rate, step) : 0;
     manifest->data.position = qe_session_position(keeping->session, step);
-    qe_snapshot_parts_update(&keeping->parts, keeping->snapshot, manifest);
     keeping->asked_step = step;
     keeping->is_due = 0;
     return QE_OK;

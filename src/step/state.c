@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "qeffect/snapshot.h"
 #include "step/team.h"
+#include "step/twin.h"
 
 static const char *const roles[QE_SCALE_ROLES] = {".x", ".w", ".dy"};
 
@@ -80,10 +81,22 @@ static float *place_of(const qe_rank *rank, const qe_plan *plan, const qe_state_
     return base + (size_t)parameter->row_begin * parameter->columns;
 }
 
-static qe_status read_scale(const qe_team *team, uint32_t weight, int role, qe_scale_state *state_out,
+/* As it is now, or as it was kept. */
+typedef struct source {
+    const qe_team *team;
+    const struct qe_twin *twins; /* NULL: now */
+} source;
+
+static qe_status source_read(const source *s, const qe_rank *rank, void *to, const void *from, size_t bytes,
+                             qe_error *error_out) {
+    if (s->twins != NULL) return qe_twin_read(&s->twins[rank->index], to, from, bytes, error_out);
+    return s->team->options.backend->memory->read(rank->device, to, from, bytes, error_out);
+}
+
+static qe_status read_scale(const source *s, uint32_t weight, int role, qe_scale_state *state_out,
                             qe_error *error_out) {
-    return team->options.backend->memory->read(qe_team_owner(team, weight)->device, state_out,
-                                               scale_place(team, weight, role), sizeof *state_out, error_out);
+    return source_read(s, qe_team_owner(s->team, weight), state_out, scale_place(s->team, weight, role),
+                       sizeof *state_out, error_out);
 }
 
 static qe_status write_scale(const qe_team *team, uint32_t weight, int role, const qe_scale_state *state,
@@ -93,17 +106,15 @@ static qe_status write_scale(const qe_team *team, uint32_t weight, int role, con
                                                 error_out);
 }
 
-static qe_status read_tensor(const qe_team *team, const qe_state_tensor *tensor, float *values_out,
-                             qe_error *error_out) {
-    const qe_memory_ops *memory = team->options.backend->memory;
-    const qe_rank *rank = qe_team_owner(team, tensor->weight);
+static qe_status read_tensor(const source *s, const qe_state_tensor *tensor, float *values_out, qe_error *error_out) {
+    const qe_rank *rank = qe_team_owner(s->team, tensor->weight);
     size_t bytes = (size_t)count_of(tensor) * sizeof *values_out;
     if (tensor->kind <= QE_STATE_MOMENT2)
-        return memory->read(rank->device, values_out, place_of(rank, team->plan, tensor), bytes, error_out);
+        return source_read(s, rank, values_out, place_of(rank, s->team->plan, tensor), bytes, error_out);
     qe_scale_state state;
-    QE_TRY(read_scale(team, tensor->weight, tensor->role, &state, error_out));
+    QE_TRY(read_scale(s, tensor->weight, tensor->role, &state, error_out));
     if (tensor->kind == QE_STATE_HISTORY)
-        return memory->read(rank->device, values_out, state.history, bytes, error_out);
+        return source_read(s, rank, values_out, state.history, bytes, error_out);
     *values_out = state.scale;
     return QE_OK;
 }
@@ -115,7 +126,8 @@ static qe_status write_tensor(const qe_team *team, const qe_state_tensor *tensor
     if (tensor->kind <= QE_STATE_MOMENT2)
         return memory->write(rank->device, place_of(rank, team->plan, tensor), tensor->values, bytes, error_out);
     qe_scale_state state;
-    QE_TRY(read_scale(team, tensor->weight, tensor->role, &state, error_out));
+    const source now = {.team = team};
+    QE_TRY(read_scale(&now, tensor->weight, tensor->role, &state, error_out));
     if (tensor->kind == QE_STATE_HISTORY)
         return memory->write(rank->device, state.history, tensor->values, bytes, error_out);
     state.scale = *tensor->values;
@@ -142,7 +154,8 @@ static qe_status measure(void *context, const qe_state_tensor *tensor, qe_error 
 
 static qe_status show(void *context, const qe_state_tensor *tensor, qe_error *error_out) {
     visitor *v = context;
-    QE_TRY(read_tensor(v->team, tensor, v->values, error_out));
+    const source now = {.team = v->team};
+    QE_TRY(read_tensor(&now, tensor, v->values, error_out));
     qe_state_tensor shown = *tensor;
     shown.values = v->values;
     v->visit(v->context, &shown);
@@ -248,6 +261,7 @@ no_memory:
 
 void qe_snapshot_destroy(qe_snapshot *snapshot) {
     if (snapshot == NULL) return;
+    if (snapshot->twins != NULL) qe_twins_destroy(snapshot->twins, snapshot->team->rank_count);
     free(snapshot->tensors);
     free(snapshot->counts);
     free(snapshot->names);
@@ -261,24 +275,55 @@ float *qe_snapshot_values(const qe_snapshot *snapshot, uint32_t tensor) {
 }
 
 /* The ledger of training knows versions; without a training plan there is nothing to take. */
-static qe_status read_count(const qe_team *team, qe_snapshot_count *count, qe_error *error_out) {
-    const qe_binding *binding = &qe_team_owner(team, count->weight)->train;
-    if (count->role < 0) {
-        count->count = qe_ledger_counter(binding->ledger, binding->places[count->weight].weight_object);
-        return QE_OK;
+static void read_versions(const qe_team *team, qe_snapshot *snapshot) {
+    for (uint32_t i = 0; i < snapshot->count_count; i++) {
+        qe_snapshot_count *count = &snapshot->counts[i];
+        const qe_binding *binding = &qe_team_owner(team, count->weight)->train;
+        if (count->role < 0)
+            count->count = qe_ledger_counter(binding->ledger, binding->places[count->weight].weight_object);
     }
-    qe_scale_state state;
-    QE_TRY(read_scale(team, count->weight, count->role, &state, error_out));
-    count->count = state.epoch;
+}
+
+static qe_status read_epochs(const source *s, qe_snapshot *snapshot, qe_error *error_out) {
+    for (uint32_t i = 0; i < snapshot->count_count; i++) {
+        qe_snapshot_count *count = &snapshot->counts[i];
+        qe_scale_state state;
+        if (count->role < 0) continue;
+        QE_TRY(read_scale(s, count->weight, count->role, &state, error_out));
+        count->count = state.epoch;
+    }
     return QE_OK;
 }
 
-qe_status qe_team_snapshot_take(qe_team *team, qe_snapshot *snapshot, qe_error *error_out) {
-    QE_TRY(qe_team_whole(team, error_out));
+static qe_status read_values(const source *s, qe_snapshot *snapshot, qe_error *error_out) {
     for (uint32_t i = 0; i < snapshot->tensor_count; i++)
-        QE_TRY(read_tensor(team, &snapshot->tensors[i], qe_snapshot_values(snapshot, i), error_out));
-    for (uint32_t i = 0; i < snapshot->count_count; i++) QE_TRY(read_count(team, &snapshot->counts[i], error_out));
+        QE_TRY(read_tensor(s, &snapshot->tensors[i], qe_snapshot_values(snapshot, i), error_out));
+    return read_epochs(s, snapshot, error_out);
+}
+
+qe_status qe_team_snapshot_take(qe_team *team, qe_snapshot *snapshot, qe_error *error_out) {
+    const source now = {.team = team};
+    QE_TRY(qe_team_whole(team, error_out));
+    read_versions(team, snapshot);
+    if (snapshot->twins == NULL) return read_values(&now, snapshot, error_out);
+    QE_ASSERT(snapshot->team == team);
+    for (uint32_t i = 0; i < team->rank_count; i++) QE_TRY(qe_twin_keep(&snapshot->twins[i], error_out));
+    snapshot->is_kept = 1;
     return QE_OK;
+}
+
+qe_status qe_snapshot_fetch(qe_snapshot *snapshot, qe_error *error_out) {
+    const source kept = {.team = snapshot->team, .twins = snapshot->twins};
+    if (!snapshot->is_kept) return QE_OK;
+    QE_TRY(read_values(&kept, snapshot, error_out));
+    snapshot->is_kept = 0;
+    return QE_OK;
+}
+
+void qe_snapshot_twin(qe_team *team, qe_snapshot *snapshot) {
+    QE_ASSERT(snapshot->twins == NULL);
+    snapshot->twins = qe_twins_create(team);
+    snapshot->team = team;
 }
 
 /* --- putting back -------------------------------------------------------------------------------------------- */
@@ -319,7 +364,8 @@ static qe_status write_count(const qe_team *team, const qe_snapshot_count *count
     touch(&rank->evaluate, count);
     if (count->role < 0) return QE_OK;
     qe_scale_state state;
-    QE_TRY(read_scale(team, count->weight, count->role, &state, error_out));
+    const source now = {.team = team};
+    QE_TRY(read_scale(&now, count->weight, count->role, &state, error_out));
     state.epoch = count->count;
     return write_scale(team, count->weight, count->role, &state, error_out);
 }

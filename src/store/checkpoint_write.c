@@ -171,6 +171,7 @@ qe_status qe_checkpoint_write_paced(qe_checkpoint_folder *folder, const qe_check
                                     qe_error *error_out) {
     char partial[QE_CHECKPOINT_NAME_BYTES * 2], name[QE_CHECKPOINT_NAME_BYTES];
     qe_checkpoint_name_make(content->manifest->step, name);
+    if (content->gather != NULL) QE_TRY(content->gather(content->gather_context, error_out));
     if (pace != NULL) qe_pace_begin(pace);
     qe_folder_sweep(folder);
     content->manifest->serial = ++folder->serial;

@@ -3,6 +3,7 @@
  *   IDLE --start--> BUSY --(written or refused)--> IDLE     `outcome` is that of the last write until it is told
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,16 @@ struct qe_checkpoint_writer {
     qe_error error;
 };
 
+/* Among ranks that compute on all processors it runs where one of them waits: waking up, it does not push one aside.
+ * Where that is refused it has the pace alone. */
+static void step_back(const qe_checkpoint_writer *writer) {
+    const struct sched_param none = {0};
+    if (writer->pace.percent < 100) (void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
+}
+
 static void *writer_main(void *opaque) {
     qe_checkpoint_writer *writer = opaque;
+    step_back(writer);
     pthread_mutex_lock(&writer->mutex);
     for (;;) {
         while (writer->content == NULL && !writer->quits) pthread_cond_wait(&writer->changed, &writer->mutex);

@@ -55,6 +55,7 @@ static qe_status device_fill(qe_device *device, qe_error *error_out) {
     QE_TRY(qe_cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "properties of the GPU", error_out));
     QE_TRY(capability_check(&properties, error_out));
     QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->aside, cudaStreamNonBlocking), "a stream", error_out));
+    QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->fetching, cudaStreamNonBlocking), "a stream", error_out));
     QE_TRY(qe_cuda_gemm_create(&device->gemm, error_out));
     QE_TRY(qe_cuda_attention_create(&device->attention, error_out));
     snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.30s", properties.name,
@@ -70,6 +71,7 @@ static void cuda_close(qe_device *device) {
     qe_cuda_gemm_destroy(device->gemm);
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
+    if (device->fetching != NULL) (void)cudaStreamDestroy(device->fetching);
     qe_order_destroy(device->order);
     free(device->loaded);
     qe_cuda_declarations_free(device);
@@ -152,6 +154,22 @@ static qe_status cuda_read(qe_device *device, void *to_host, const void *from, s
     return cuda_copy(device, to_host, from, bytes, cudaMemcpyDeviceToHost, "a read by the host", error_out);
 }
 
+static qe_status cuda_keep(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out) {
+    cudaError_t code = cudaSuccess;
+    for (size_t i = 0; code == cudaSuccess && i < count; i++)
+        code = cudaMemcpyAsync(ranges[i].to, ranges[i].from, ranges[i].bytes, cudaMemcpyDeviceToDevice, device->aside);
+    const cudaError_t done = cudaStreamSynchronize(device->aside);
+    return qe_cuda_check(code == cudaSuccess ? done : code, "a copy of the state", error_out);
+}
+
+static qe_status cuda_fetch(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out) {
+    cudaError_t code = cudaSetDevice(device->ordinal); /* the thread may be new here */
+    if (code == cudaSuccess)
+        code = cudaMemcpyAsync(to_host, kept, bytes, cudaMemcpyDeviceToHost, device->fetching);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(device->fetching);
+    return qe_cuda_check(code, "a copy of the state to the host", error_out);
+}
+
 static qe_status cuda_run(qe_device *device, const qe_op *op, qe_error *error_out) {
     QE_TRY(qe_cuda_op_prepare(device, op, error_out));
     qe_status status = qe_cuda_op_queue(device, op, device->aside);
@@ -196,6 +214,8 @@ const qe_backend *qe_cuda_backend(void) {
         .host_release = cuda_host_release,
         .write = cuda_write,
         .read = cuda_read,
+        .keep = cuda_keep,
+        .fetch = cuda_fetch,
     };
     static const qe_backend backend = {
         .size = sizeof(qe_backend),

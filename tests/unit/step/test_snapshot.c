@@ -1,4 +1,5 @@
 /* A snapshot, put into another team, makes it go on with the same bits; nothing ephemeral comes with it. */
+#include "qeffect/host.h"
 #include "qeffect/snapshot.h"
 #include "step_world.h"
 
@@ -180,6 +181,93 @@ static void guards_are_armed_anew(void **state) {
     world_close(&other);
 }
 
+/* --- copies that are kept on the device ------------------------------------------------------------------------- */
+
+enum { FETCHES_MAX = 2 }; /* that succeed before one fails, where one is to fail */
+static int keep_fails, fetches_left = -1, kept_times;
+
+static qe_status keep_on_host(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out) {
+    (void)device;
+    kept_times++;
+    if (keep_fails) return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "planted: keep");
+    for (size_t i = 0; i < count; i++) memcpy(ranges[i].to, ranges[i].from, (size_t)ranges[i].bytes);
+    return QE_OK;
+}
+
+static qe_status fetch_on_host(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out) {
+    (void)device;
+    if (fetches_left == 0) return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "planted: fetch");
+    if (fetches_left > 0) fetches_left--;
+    memcpy(to_host, kept, bytes);
+    return QE_OK;
+}
+
+/* The host's backend, with copies as a device has them. */
+static const qe_backend *keeping_backend(void) {
+    static qe_memory_ops memory;
+    static qe_backend backend;
+    memory = *qe_host_backend()->memory;
+    memory.keep = keep_on_host;
+    memory.fetch = fetch_on_host;
+    backend = *qe_host_backend();
+    backend.memory = &memory;
+    return &backend;
+}
+
+static void same_snapshots(const qe_snapshot *one, const qe_snapshot *other) {
+    assert_int_equal(one->value_count, other->value_count);
+    assert_memory_equal(one->values, other->values, (size_t)one->value_count * sizeof *one->values);
+    assert_int_equal(one->count_count, other->count_count);
+    for (uint32_t i = 0; i < one->count_count; i++) assert_int_equal(one->counts[i].count, other->counts[i].count);
+}
+
+static void what_is_kept_stays_as_it_was_while_steps_go_on(void **state) {
+    (void)state;
+    static const qe_recipe_kind recipes[] = {QE_RECIPE_DELAYED, QE_RECIPE_BF16};
+    for (size_t r = 0; r < 2; r++) {
+        world_options options = {.ranks = 2, .chunks = 2, .schedule = "interleaved", .recipe = recipes[r],
+                                 .backend = keeping_backend()};
+        world w = world_after(&options, BEFORE);
+        qe_snapshot *plain = snapshot_of(&w), *kept = NULL;
+        must(qe_snapshot_create(w.team, &kept, &w.error), &w.error, "snapshot");
+        qe_snapshot_twin(w.team, kept);
+        for (int again = 0; again < 2; again++) {
+            must(qe_team_snapshot_take(w.team, plain, &w.error), &w.error, "take");
+            kept_times = 0;
+            must(qe_team_snapshot_take(w.team, kept, &w.error), &w.error, "take");
+            assert_int_equal(kept_times, 2);
+            world_step(&w, 0);
+            must(qe_snapshot_fetch(kept, &w.error), &w.error, "fetch");
+            same_snapshots(plain, kept);
+        }
+        qe_snapshot_destroy(kept);
+        qe_snapshot_destroy(plain);
+        world_close(&w);
+    }
+}
+
+static void a_copy_that_fails_is_told_and_the_next_one_is_whole(void **state) {
+    (void)state;
+    world_options options = {.ranks = 1, .backend = keeping_backend()};
+    world w = world_after(&options, BEFORE);
+    qe_snapshot *plain = snapshot_of(&w), *kept = NULL;
+    must(qe_snapshot_create(w.team, &kept, &w.error), &w.error, "snapshot");
+    qe_snapshot_twin(w.team, kept);
+    keep_fails = 1;
+    assert_int_equal(qe_team_snapshot_take(w.team, kept, &w.error), QE_ERROR_DEVICE);
+    keep_fails = 0;
+    must(qe_team_snapshot_take(w.team, kept, &w.error), &w.error, "take");
+    fetches_left = FETCHES_MAX;
+    assert_int_equal(qe_snapshot_fetch(kept, &w.error), QE_ERROR_DEVICE);
+    fetches_left = -1;
+    world_step(&w, 0);
+    must(qe_snapshot_fetch(kept, &w.error), &w.error, "fetch again");
+    same_snapshots(plain, kept);
+    qe_snapshot_destroy(kept);
+    qe_snapshot_destroy(plain);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_recipe_goes_on_in_every_mode_over_other_stages_and_schedules),
@@ -188,6 +276,8 @@ int main(void) {
         cmocka_unit_test(the_first_use_after_a_restart_must_be_filled),
         cmocka_unit_test(what_is_of_another_model_is_refused_and_nothing_changes),
         cmocka_unit_test(guards_are_armed_anew),
+        cmocka_unit_test(what_is_kept_stays_as_it_was_while_steps_go_on),
+        cmocka_unit_test(a_copy_that_fails_is_told_and_the_next_one_is_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
