@@ -18,7 +18,7 @@ typedef struct qe_stream qe_stream;
 typedef struct qe_event qe_event;
 typedef struct qe_graph qe_graph;
 
-/* Bytes of a device that are kept elsewhere on it. */
+/* Bytes of a device that are kept elsewhere on it: more than none, at addresses that are multiples of 16. */
 typedef struct qe_keep_range {
     const void *from;
     void *to;

@@ -58,7 +58,8 @@ qe_twin *qe_twins_create(qe_team *team) {
     qe_twin *twins = calloc(team->rank_count, sizeof *twins);
     if (twins == NULL) return NULL;
     for (uint32_t i = 0; i < team->rank_count; i++)
-        if (twin_init(&twins[i], &team->ranks[i]) != QE_OK) {
+        /* kept once now: what that needs for itself is taken before the first step */
+        if (twin_init(&twins[i], &team->ranks[i]) != QE_OK || qe_twin_keep(&twins[i], NULL) != QE_OK) {
             qe_twins_destroy(twins, i + 1);
             return NULL;
         }

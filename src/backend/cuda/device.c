@@ -71,6 +71,7 @@ static void cuda_close(qe_device *device) {
     qe_cuda_gemm_destroy(device->gemm);
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
+    (void)cudaFree(device->keeping);
     if (device->fetching != NULL) (void)cudaStreamDestroy(device->fetching);
     qe_order_destroy(device->order);
     free(device->loaded);
@@ -154,11 +155,40 @@ static qe_status cuda_read(qe_device *device, void *to_host, const void *from, s
     return cuda_copy(device, to_host, from, bytes, cudaMemcpyDeviceToHost, "a read by the host", error_out);
 }
 
+static qe_status keeping_grow(qe_device *device, size_t count, qe_error *error_out) {
+    if (count <= device->keeping_capacity) return QE_OK;
+    (void)cudaFree(device->keeping);
+    device->keeping = NULL;
+    device->keeping_capacity = 0;
+    void *grown = NULL;
+    QE_TRY(qe_cuda_check(cudaMalloc(&grown, count * sizeof *device->keeping), "a copy of the state", error_out));
+    device->keeping = grown;
+    device->keeping_capacity = count;
+    return QE_OK;
+}
+
+static uint64_t pieces_fill(qe_keep_piece *pieces, const qe_keep_range *ranges, size_t count) {
+    uint64_t all = 0;
+    for (size_t i = 0; i < count; i++) {
+        QE_ASSERT(ranges[i].bytes > 0);
+        pieces[i] = (qe_keep_piece){ranges[i].from, ranges[i].to, ranges[i].bytes, all};
+        all += qe_cuda_keep_pieces(ranges[i].bytes);
+    }
+    return all;
+}
+
 static qe_status cuda_keep(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out) {
-    cudaError_t code = cudaSuccess;
-    for (size_t i = 0; code == cudaSuccess && i < count; i++)
-        code = cudaMemcpyAsync(ranges[i].to, ranges[i].from, ranges[i].bytes, cudaMemcpyDeviceToDevice, device->aside);
+    if (count == 0) return QE_OK;
+    QE_TRY(keeping_grow(device, count, error_out));
+    qe_keep_piece *pieces = calloc(count, sizeof *pieces);
+    if (pieces == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a copy of the state");
+    const uint64_t all = pieces_fill(pieces, ranges, count);
+    cudaError_t code = cudaMemcpyAsync(device->keeping, pieces, count * sizeof *pieces, cudaMemcpyHostToDevice,
+                                       device->aside);
+    if (code == cudaSuccess && qe_cuda_keep(device->keeping, (uint32_t)count, all, device->aside) != QE_OK)
+        code = cudaGetLastError();
     const cudaError_t done = cudaStreamSynchronize(device->aside);
+    free(pieces);
     return qe_cuda_check(code == cudaSuccess ? done : code, "a copy of the state", error_out);
 }
 

@@ -16,6 +16,8 @@ struct qe_device {
     qe_cuda_gemm *gemm;
     qe_cuda_attention *attention; /* NULL until attention is prepared */
     cudaStream_t aside; /* for ops that run at once */
+    qe_keep_piece *keeping; /* device [keeping_capacity] */
+    size_t keeping_capacity;
     cudaStream_t fetching; /* of another thread: what was kept goes to the host */
     /* What ops may touch, by the address of the op (declare.c). */
     cuda_declaration **declarations;

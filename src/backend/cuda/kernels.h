@@ -37,6 +37,17 @@ qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream);
 /* Decodes what was retained with 128x1 blocks into bf16 values [rows, columns] (exact: scales are powers of two). */
 qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cudaStream_t stream);
 
+/* A range that is copied within the device; both addresses are multiples of 16. */
+typedef struct qe_keep_piece {
+    const void *from;
+    void *to;
+    uint64_t bytes;
+    uint64_t first; /* pieces of all ranges before this one */
+} qe_keep_piece;
+uint64_t qe_cuda_keep_pieces(uint64_t bytes);
+/* pieces: [count], on the device, none of 0 bytes. */
+qe_status qe_cuda_keep(const qe_keep_piece *pieces, uint32_t count, uint64_t pieces_all, cudaStream_t stream);
+
 /* Turns memsets of a captured graph into kernels. Nothing was made executable of it yet. Capture: forbidden.
  * On failure: QE_ERROR_DEVICE, QE_ERROR_MEMORY; the graph may be half changed and must not run. */
 qe_status qe_cuda_memsets_replace(cudaGraph_t graph);
