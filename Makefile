@@ -57,21 +57,29 @@ check-torch: setup
 	@echo "check-torch: the Python package with torch on a CPU"
 	@sh tools/check_python.sh torch
 
+# Each part adds its counts to the file, and the last one prints the sum.
 ADVERSARY_MUTANTS ?= 25000
 ADVERSARY_PROGRAMS ?= 20000
 ADVERSARY_SEED ?= 0
 STEPS_TEAMS ?= 500
-STEPS_FAULTS ?= 8
-check-adversary: build
-	@echo "check-adversary: $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs"
-	@ninja -C build adversary adversary_steps
-	@build/tests/adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)
-	@echo "check-adversary: $(STEPS_FAULTS) faults in the running steps of each of $(STEPS_TEAMS) teams"
-	@build/tests/adversary_steps $(STEPS_TEAMS) $(STEPS_FAULTS) $(ADVERSARY_SEED)
-	@$(MAKE) --no-print-directory check-adversary-threads
-
+RESUME_TEAMS ?= 60
+TEAM_FAULTS ?= 8
 THREADS_PROGRAMS ?= 300
 THREADS_MUTANTS ?= 6
+COUNTS := ADVERSARY_TALLY=$(CURDIR)/build/adversary.counts
+check-adversary: build
+	@ninja -C build adversary adversary_steps adversary_resume
+	@rm -f build/adversary.counts
+	@echo "check-adversary: $(TEAM_FAULTS) faults in the checkpoints of each of $(RESUME_TEAMS) teams"
+	@$(COUNTS) build/tests/adversary_resume $(RESUME_TEAMS) $(TEAM_FAULTS) $(ADVERSARY_SEED) >build/adversary.log 2>&1 \
+	    || { cat build/adversary.log; exit 1; }
+	@echo "check-adversary: $(TEAM_FAULTS) faults in the running steps of each of $(STEPS_TEAMS) teams"
+	@$(COUNTS) build/tests/adversary_steps $(STEPS_TEAMS) $(TEAM_FAULTS) $(ADVERSARY_SEED) >build/adversary.log 2>&1 \
+	    || { cat build/adversary.log; exit 1; }
+	@$(COUNTS) $(MAKE) --no-print-directory check-adversary-threads
+	@echo "check-adversary: $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs"
+	@$(COUNTS) build/tests/adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)
+
 check-adversary-threads: setup
 	@echo "check-adversary: $(THREADS_MUTANTS) missing edges in each of $(THREADS_PROGRAMS) programs on real threads"
 	@$(call configure,build-tsan,-DQE_SANITIZE=thread -DQE_DEBUG=ON)

@@ -90,15 +90,15 @@ void plans_free(void);                  /* what generate_plan keeps */
 
 /* ---- precedence.c: order and bytes without clocks ---- */
 
-typedef struct breach {
+typedef struct item_breach {
     uint32_t item;   /* of the program; its item_count: none */
     uint64_t rules;  /* bit per rule that the item breaks */
-} breach;
+} item_breach;
 
 /* The first item of a program that touches something unordered, waits for nothing, or reads other bytes than it was
  * declared for. Every set of items that come before is kept as a set. Does not judge versions, nor
  * what is recorded. `replays`: what is recorded happens at launches; else at once, as a ledger has it. */
-breach precedence_first(const qe_program *program, int replays);
+item_breach precedence_first(const qe_program *program, int replays);
 
 /* ---- mutate.c, mutate_*.c: faults ---- */
 
@@ -170,10 +170,13 @@ enum { STEPS_MAX = 4 };
 /* ---- tally.c ---- */
 
 void tally_valid(const char *what, uint32_t count);
+void tally_refused(void); /* a right program: a false trap */
 void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right);
 void tally_oracle(qe_rule expected, int agrees);
 void tally_operator(const char *name, qe_rule expected);
-/* Tables; returns 0 where something was wrong, or a rule or an operator was never tried. */
+/* Adds the counts of the file that ADVERSARY_TALLY names, if it names one, and leaves the sum there. */
+void tally_merge(void);
+/* Tables, merged; returns 0 where something was wrong, or a rule or an operator was never tried. */
 int tally_print(int complete);
 
 /* ---- other moments: returns how many cases went wrong ---- */

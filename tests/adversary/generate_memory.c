@@ -58,7 +58,7 @@ static int is_right(const memory *w, uint64_t *rules) {
     qe_program program;
     uint32_t starts[2];
     unroll(w->s, NULL, 0, 1, 0, &program, starts);
-    breach found = precedence_first(&program, 1);
+    item_breach found = precedence_first(&program, 1);
     *rules = found.rules;
     qe_program_deinit(&program);
     return found.rules == 0;

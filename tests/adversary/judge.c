@@ -77,7 +77,7 @@ verdict expected_of(const mutant *m) {
     uint32_t starts[STEPS_MAX + 1], steps = m->in_trace ? steps_of(m->step, m->at_step) : m->at_step + 1;
     unroll(m->step, &m->list, m->at_step, steps, !m->in_trace, &program, starts);
     take_objects(&program, m->objects);
-    breach found = precedence_first(&program, m->in_trace);
+    item_breach found = precedence_first(&program, m->in_trace);
     seen.rule = first_rule(found.rules);
     if (seen.rule != QE_RULE_NONE) place_of(m, starts, steps, found.item, &seen);
     qe_program_deinit(&program);

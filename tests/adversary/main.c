@@ -98,6 +98,7 @@ static void run_case(uint64_t seed, uint32_t mutants, int count_valid) {
         fprintf(stderr, "a false trap at %s\n", where);
         tell(&none, MOMENT_TRACE, (verdict){0}, found_at(&none, MOMENT_TRACE), seed);
         mutant_free(&none);
+        tally_refused();
         wrong++;
     } else if (count_valid) {
         tally_valid(s.from_plan ? (s.traces_only ? "plans, all ranks or captured" : "plans of one rank")

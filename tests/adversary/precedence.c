@@ -461,7 +461,7 @@ static void judge_sync(walk *o, const qe_item *item) {
     }
 }
 
-breach precedence_first(const qe_program *program, int replays) {
+item_breach precedence_first(const qe_program *program, int replays) {
     walk o;
     open_walk(&o, program);
     o.replays = replays;
@@ -481,7 +481,7 @@ breach precedence_first(const qe_program *program, int replays) {
         case QE_ITEM_KINDS: break;
         }
     }
-    breach found = {o.rules != 0 ? o.item - 1 : program->item_count, o.rules};
+    item_breach found = {o.rules != 0 ? o.item - 1 : program->item_count, o.rules};
     close_walk(&o);
     return found;
 }

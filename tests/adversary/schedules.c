@@ -334,6 +334,7 @@ uint32_t schedules_run(uint64_t seed, uint64_t cases, uint64_t mutants) {
         else fprintf(stderr, "schedule seed %llu: a false trap of %s: %s\n", (unsigned long long)(seed + n), name,
                      qe_rule_id(found));
         wrong += found != QE_RULE_NONE;
+        if (found != QE_RULE_NONE) tally_refused();
         for (uint64_t i = 0; i < mutants; i++) wrong += try_fault(right, r, &d, seed + n, name);
     }
     free(right);

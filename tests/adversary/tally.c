@@ -1,4 +1,5 @@
 /* tally.c - counts, and the tables that are printed. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "adversary/adversary.h"
@@ -12,7 +13,7 @@ static struct {
     uint32_t operator_count, by_operator[OPERATORS_MAX], operator_equivalent[OPERATORS_MAX];
     const char *source[SOURCES_MAX];
     uint32_t source_count, valid[SOURCES_MAX];
-    uint32_t wrong, oracle_trapped, oracle_equivalent, oracle_differs;
+    uint32_t wrong, refused, oracle_trapped, oracle_equivalent, oracle_differs;
 } tally;
 
 void tally_valid(const char *what, uint32_t count) {
@@ -22,6 +23,8 @@ void tally_valid(const char *what, uint32_t count) {
     if (i == tally.source_count) tally.source[tally.source_count++] = what;
     tally.valid[i] += count;
 }
+
+void tally_refused(void) { tally.refused++; }
 
 void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right) {
     tally.expected[expected][at]++;
@@ -45,6 +48,61 @@ void tally_operator(const char *name, qe_rule expected) {
     if (i == tally.operator_count) tally.operator[tally.operator_count++] = name;
     tally.by_operator[i]++;
     tally.operator_equivalent[i] += expected == QE_RULE_NONE;
+}
+
+static void read_line(const char *line) {
+    unsigned a, b, c, d;
+    static char names[SOURCES_MAX][64];
+    char name[64];
+    if (sscanf(line, "m %u %u %u %u", &a, &b, &c, &d) == 4 && a < QE_RULE_COUNT && b < MOMENTS) {
+        tally.expected[a][b] += c;
+        tally.right[a][b] += d;
+        tally.wrong += c - d;
+    } else if (sscanf(line, "k %u %u %u %u", &a, &b, &c, &d) == 4 && a < FAULT_KINDS) {
+        tally.kind[a] += b;
+        tally.kind_trapped[a] += c;
+        tally.kind_equivalent[a] += d;
+    } else if (sscanf(line, "o %u %u %u", &a, &b, &c) == 3) {
+        tally.oracle_trapped += a;
+        tally.oracle_equivalent += b;
+        tally.oracle_differs += c;
+    } else if (sscanf(line, "r %u", &a) == 1) {
+        tally.refused += a;
+    } else if (sscanf(line, "v %u %63[^\n]", &a, name) == 2) {
+        uint32_t i = 0;
+        while (i < SOURCES_MAX - 1 && names[i][0] != '\0' && strcmp(names[i], name) != 0) i++;
+        snprintf(names[i], sizeof names[i], "%s", name);
+        tally_valid(names[i], a);
+    }
+}
+
+static void write_counts(FILE *file) {
+    for (unsigned rule = 0; rule < QE_RULE_COUNT; rule++)
+        for (unsigned at = 0; at < MOMENTS; at++)
+            if (tally.expected[rule][at] > 0)
+                fprintf(file, "m %u %u %u %u\n", rule, at, tally.expected[rule][at], tally.right[rule][at]);
+    for (unsigned kind = 0; kind < FAULT_KINDS; kind++)
+        if (tally.kind[kind] > 0)
+            fprintf(file, "k %u %u %u %u\n", kind, tally.kind[kind], tally.kind_trapped[kind],
+                    tally.kind_equivalent[kind]);
+    fprintf(file, "r %u\n", tally.refused);
+    fprintf(file, "o %u %u %u\n", tally.oracle_trapped, tally.oracle_equivalent, tally.oracle_differs);
+    for (uint32_t i = 0; i < tally.source_count; i++)
+        fprintf(file, "v %u %s\n", tally.valid[i], tally.source[i]);
+}
+
+/* Several programs, one table: each adds what the file has to its own, and leaves the sum there. */
+void tally_merge(void) {
+    const char *path = getenv("ADVERSARY_TALLY");
+    char line[128];
+    if (path == NULL) return;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) read_line(line);
+    if (file != NULL) fclose(file);
+    file = fopen(path, "w");
+    MUST(file != NULL);
+    write_counts(file);
+    MUST(fclose(file) == 0);
 }
 
 static void print_rules(void) {
@@ -96,7 +154,8 @@ static int print_gaps(void) {
         printf("never fitted: %s\n", operator_name(i));
         gaps++;
     }
-    for (int rule = 1; rule < QE_RULE_STEP_NONFINITE; rule++) { /* the rest are of a run, not of a program */
+    int most = getenv("ADVERSARY_TALLY") != NULL ? QE_RULE_COUNT : QE_RULE_STEP_NONFINITE; /* those of a run are last */
+    for (int rule = 1; rule < most; rule++) {
         uint32_t all = 0;
         for (int at = 0; at < MOMENTS; at++) all += tally.expected[rule][at];
         if (all > 0) continue;
@@ -108,6 +167,7 @@ static int print_gaps(void) {
 
 int tally_print(int complete) {
     uint32_t valid = 0;
+    tally_merge();
     printf("\n");
     print_rules();
     print_kinds();
@@ -118,10 +178,11 @@ int tally_print(int complete) {
         printf("valid: %-36s %7u accepted\n", tally.source[i], tally.valid[i]);
         valid += tally.valid[i];
     }
-    printf("the oracle agrees: %u trapped, %u equivalent; differs: %u\n", tally.oracle_trapped, tally.oracle_equivalent,
-           tally.oracle_differs);
+    if (tally.oracle_trapped > 0)
+        printf("the oracle agrees: %u trapped, %u equivalent; differs: %u\n", tally.oracle_trapped,
+               tally.oracle_equivalent, tally.oracle_differs);
     int gaps = complete ? print_gaps() : 0;
-    printf("valid programs: %u, false traps: 0\nmutants that were judged otherwise than expected: %u\n", valid,
-           tally.wrong);
-    return tally.wrong == 0 && (!complete || gaps == 0);
+    printf("valid programs: %u, false traps: %u\nmutants that were judged otherwise than expected: %u\n", valid,
+           tally.refused, tally.wrong);
+    return tally.wrong == 0 && tally.refused == 0 && (!complete || gaps == 0);
 }

@@ -330,6 +330,7 @@ static void hold_against_quiet(attack *a) {
     if (strcmp(world_state(&quiet).text, disturbed.text) != 0) {
         outcome due = {.what = "all of them"};
         complain(a, &due, "other bits than those of a run that was never disturbed");
+        tally_refused();
     } else {
         tally_valid("teams with the bits of a quiet run", 1);
     }

@@ -298,10 +298,12 @@ static void try_mutant(const memory *mem, const step *s, dice *d, uint64_t seed)
     sum.trapped_order += seen.breaches > 0;
     sum.seen += seen.races > 0;
     sum.reports += seen.races;
+    uint32_t before = sum.wrong;
     if (!is_same(due, found)) complain(&m, seed, due, found, seen, "the ledger says otherwise");
     else if (races && seen.breaches == 0) complain(&m, seed, due, found, seen, "the order saw nothing");
     else if (due.rule == QE_RULE_NONE && seen.breaches > 0) complain(&m, seed, due, found, seen, "a false trap");
     else if (seen.races > 0 && found.rule == QE_RULE_NONE) complain(&m, seed, due, found, seen, "a race got through");
+    tally_mutant(m.kind, MOMENT_RUNNING, due.rule, sum.wrong == before);
     mutant_free(&m);
 }
 
@@ -319,9 +321,11 @@ static void run_case(uint64_t seed, uint32_t mutants) {
     witness seen = run(&m, &s, &s.right, &d);
     sum.programs++;
     sum.silent += seen.breaches == 0 && seen.races == 0;
+    if (seen.breaches == 0 && seen.races == 0) tally_valid("programs on real threads", 1);
     if (seen.breaches > 0 || seen.races > 0) {
         fprintf(stderr, "seed %llu: %s is right, and %llu breaches, %llu races were seen\n", (unsigned long long)seed,
                 s.name, (unsigned long long)seen.breaches, (unsigned long long)seen.races);
+        tally_refused();
         sum.wrong++;
     }
     for (uint32_t i = 0; i < mutants; i++) try_mutant(&m, &s, &d, seed);
@@ -350,5 +354,6 @@ int main(int argc, char **argv) {
         printf("ThreadSanitizer saw races in %u mutants (%llu reports); all of them were trapped: %s\n", sum.seen,
                (unsigned long long)sum.reports, sum.wrong == 0 ? "yes" : "NO");
     printf("wrong: %u\n", sum.wrong);
+    tally_merge();
     return sum.wrong > 0 || sum.mutants == 0;
 }
