@@ -140,7 +140,7 @@ typedef enum qe_unit_kind {
     QE_UNIT_GRAD_IN, QE_UNIT_GRAD_OUT, /* placement copy: one weight to scratch and back, or from scratch added */
     QE_UNIT_TAKE,     /* one weight: norm of its gradient */
     QE_UNIT_COMMIT,   /* one weight: optimizer */
-    QE_UNIT_FOLD,     /* scales of one model layer */
+    QE_UNIT_FOLD,     /* scales of some weights, as many as one op may have effects */
     QE_UNIT_READ      /* the caller's stream reads the losses */
 } qe_unit_kind;
 
@@ -150,7 +150,8 @@ typedef struct qe_unit {
     uint8_t stamped;       /* its first op stamps the slots it acquires */
     uint16_t stage;
     uint32_t microbatch;
-    uint32_t weight;       /* grad_in/out, take, commit: model weight index; fold: model layer index */
+    uint32_t weight;       /* grad_in/out, take, commit: model weight index; fold: the first of its weights */
+    uint32_t weight_count; /* fold: scaled weights of this rank, from `weight` on */
     uint32_t peer;         /* send, recv: the other rank */
     uint32_t stream;       /* program stream index */
     uint32_t first_op, op_count;

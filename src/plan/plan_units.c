@@ -389,18 +389,37 @@ static qe_status commit_unit(qe_build *build, uint32_t weight, uint32_t stage) {
     return QE_OK;
 }
 
-/* All scales of one weight in one launch. */
-static qe_status fold_unit(qe_build *build, uint32_t weight, uint32_t stage) {
-    const qe_weight_place *place = &build->out->places[weight];
-    if (place->scale_object[QE_SCALE_X] == QE_NONE) return QE_OK;
-    QE_TRY(open_unit(build, QE_UNIT_FOLD, stage, QE_NONE, build->out->stream_compute));
-    unit_now(build)->weight = weight;
-    qe_effect effects[QE_SCALE_ROLES];
-    for (int role = 0; role < QE_SCALE_ROLES; role++)
-        effects[role] = (qe_effect){.object = place->scale_object[role], .kind = QE_EFFECT_SCALE_FOLD};
-    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_FOLD), effects, QE_SCALE_ROLES));
+enum { FOLDED_WEIGHTS_MAX = QE_EFFECTS_MAX / QE_SCALE_ROLES };
+
+/* Scales of some weights in one launch. */
+static qe_status close_fold(qe_build *build, const qe_effect *effects, uint32_t weights) {
+    if (weights == 0) return QE_OK;
+    unit_now(build)->weight_count = weights;
+    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_FOLD), effects, weights * QE_SCALE_ROLES));
     close_unit(build);
     return QE_OK;
+}
+
+static qe_status fold_units(qe_build *build) {
+    const qe_plan *plan = build->plan;
+    qe_effect effects[QE_EFFECTS_MAX];
+    uint32_t weights = 0;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
+        const qe_weight_place *place = &build->out->places[weight];
+        if (place->scale_object[QE_SCALE_X] == QE_NONE) continue; /* another rank's, or without scales */
+        if (weights == 0) {
+            uint32_t stage = plan->model_ops->weight_stage(plan->model, weight, plan->stages);
+            QE_TRY(open_unit(build, QE_UNIT_FOLD, stage, QE_NONE, build->out->stream_compute));
+            unit_now(build)->weight = weight;
+        }
+        for (int role = 0; role < QE_SCALE_ROLES; role++)
+            effects[weights * QE_SCALE_ROLES + (uint32_t)role] =
+                (qe_effect){.object = place->scale_object[role], .kind = QE_EFFECT_SCALE_FOLD};
+        if (++weights < FOLDED_WEIGHTS_MAX) continue;
+        QE_TRY(close_fold(build, effects, weights));
+        weights = 0;
+    }
+    return close_fold(build, effects, weights);
 }
 
 static qe_status each_weight(qe_build *build, qe_status (*unit)(qe_build *, uint32_t, uint32_t)) {
@@ -420,7 +439,7 @@ qe_status qe_build_units(qe_build *build) {
     build->commit_begin = build->draft_count;
     if (!build->plan->options.forward_only) {
         QE_TRY(each_weight(build, commit_unit));
-        QE_TRY(each_weight(build, fold_unit));
+        QE_TRY(fold_units(build));
     }
     build->exit_begin = build->draft_count;
     return read_unit(build);

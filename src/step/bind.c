@@ -164,8 +164,8 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
 static void bind_fold(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_FOLD};
-    op->args.fold = (qe_args_fold){.states = rank->places[unit->weight].scale,
-                                   .count = QE_SCALE_ROLES,
+    op->args.fold = (qe_args_fold){.states = rank->folded + rank->folded_begin[unit->weight],
+                                   .count = unit->weight_count * QE_SCALE_ROLES,
                                    .recipe = binding->plan->model_ops->recipe(binding->plan->model),
                                    .fault = vetoing_fault(rank, binding)};
 }
@@ -335,6 +335,7 @@ qe_status qe_binding_rebind(qe_rank *rank, qe_binding *binding, qe_error *error_
     if (binding->plan == NULL) return QE_OK;
     for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++) take_place(rank, binding, weight);
     qe_guard_refresh(rank, binding);
+    qe_rank_list_folded(rank);
     return bind_units(rank, binding, error_out);
 }
 

@@ -109,9 +109,13 @@ static qe_status allocate_tables(qe_rank *rank, qe_error *error_out) {
     rank->places = calloc(count, sizeof *rank->places);
     rank->moment1 = calloc(count, sizeof *rank->moment1);
     rank->moment2 = calloc(count, sizeof *rank->moment2);
+    rank->folded = calloc(count * QE_SCALE_ROLES + 1, sizeof *rank->folded);
+    rank->folded_begin = calloc(count + 1, sizeof *rank->folded_begin);
     rank->values = calloc(count + 1, sizeof *rank->values);
     rank->gathered = calloc((count + 1) * rank->team->rank_count, sizeof *rank->gathered);
-    if (rank->places && rank->moment1 && rank->moment2 && rank->values && rank->gathered) return QE_OK;
+    if (rank->places && rank->moment1 && rank->moment2 && rank->folded && rank->folded_begin && rank->values &&
+        rank->gathered)
+        return QE_OK;
     return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the weight table of rank %u", rank->index);
 }
 
@@ -144,12 +148,22 @@ static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
     return status;
 }
 
+void qe_rank_list_folded(qe_rank *rank) {
+    uint32_t count = 0;
+    for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++) {
+        rank->folded_begin[weight] = count;
+        for (int role = 0; role < QE_SCALE_ROLES && rank->places[weight].scale[role] != NULL; role++)
+            rank->folded[count++] = rank->places[weight].scale[role];
+    }
+}
+
 qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out) {
     QE_TRY(allocate_tables(rank, error_out));
     QE_TRY(allocate_constants(rank, error_out));
     QE_TRY(allocate_scales(rank, error_out));
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
         if (qe_rank_owns(rank, weight)) QE_TRY(allocate_weight(rank, weight, error_out));
+    qe_rank_list_folded(rank);
     return QE_OK;
 }
 
@@ -171,6 +185,8 @@ void qe_rank_release(qe_rank *rank) {
     free(rank->places);
     free(rank->moment1);
     free(rank->moment2);
+    free(rank->folded);
+    free(rank->folded_begin);
     free(rank->values);
     free(rank->gathered);
 }

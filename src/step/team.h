@@ -73,6 +73,8 @@ typedef struct qe_rank {
     qe_weight_place *places; /* [weight_count] addresses only */
     float **moment1, **moment2; /* [weight_count] */
     qe_scale_state *scales; /* device: [weight_count * roles], those of local scaled weights are set up */
+    qe_scale_state **folded; /* host: of local scaled weights, role by role, in the order of weights */
+    uint32_t *folded_begin; /* [weight_count] where a scaled weight's begin */
     float *histories; /* device: [weight_count * roles, history_length] */
     char *constants;
     qe_adamw *adamw; /* device: of the step that is being committed */
@@ -121,6 +123,8 @@ struct qe_team {
 /* memory.c */
 qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out);
 void qe_rank_release(qe_rank *rank);
+/* Fills the table of which folds name a run; again where a scale has moved. */
+void qe_rank_list_folded(qe_rank *rank);
 int qe_rank_owns(const qe_rank *rank, uint32_t weight);
 /* Bytes of values with a line for their witness behind them, and where that line is. */
 uint64_t qe_rank_master_bytes(uint64_t value_bytes);

@@ -83,7 +83,8 @@ static void every_action_and_weight_has_its_unit(const qe_plan *plan) {
         w += units_of(rank, QE_UNIT_W);
         take += units_of(rank, QE_UNIT_TAKE);
         commit += units_of(rank, QE_UNIT_COMMIT);
-        fold += units_of(rank, QE_UNIT_FOLD);
+        for (uint32_t u = 0; u < rank->unit_count; u++)
+            if (rank->units[u].kind == QE_UNIT_FOLD) fold += rank->units[u].weight_count;
         read += units_of(rank, QE_UNIT_READ);
         sends += units_of(rank, QE_UNIT_SEND_F) + units_of(rank, QE_UNIT_SEND_B);
         receives += units_of(rank, QE_UNIT_RECV_F) + units_of(rank, QE_UNIT_RECV_B);
