@@ -51,7 +51,7 @@ HEADER_ROOM = {
     "effect": "core",
     "object": "core", "backend": "core", "comm": "core", "schedule": "schedule", "simulate": "schedule",
     "draw": "schedule", "certificate": "schedule", "search": "schedule",
-    "plan": "plan", "model": "model", "timed": "model", "step": "step",
+    "plan": "plan", "model": "model", "timed": "model", "step": "step", "memory": "step",
     "snapshot": "step", "safetensors": "store", "checkpoint": "store", "te_state": "store", "settings": "config",
     "data": "data",
     "host": "backend/host", "cuda": "backend/cuda", "check": "backend/check", "local": "comm/local",

@@ -66,6 +66,7 @@ typedef struct qe_settings_train {
     char algorithms[QE_SETTINGS_TEXT_BYTES]; /* device: file of chosen algorithms; empty: the libraries' own choice */
     bool deterministic; /* device: attention adds up in a fixed order */
     bool nvtx;          /* device: a range around every op */
+    uint64_t memory_limit_bytes; /* most that a rank may take of its device; 0: no limit */
     char timeline[QE_SETTINGS_TEXT_BYTES]; /* device: Chrome timeline of the last steps; empty: none */
 } qe_settings_train;
 

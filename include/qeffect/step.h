@@ -13,6 +13,7 @@
 
 #include "qeffect/backend.h"
 #include "qeffect/comm.h"
+#include "qeffect/memory.h"
 #include "qeffect/plan.h"
 #include "qeffect/trace.h"
 
@@ -148,6 +149,8 @@ qe_capture_use qe_team_captured(const qe_team *team, uint32_t rank);
 /* Bytes in use by rank: weights with moments and gradients, caches, slots, scratch. */
 typedef struct qe_memory_use { uint64_t state_bytes, cache_bytes, slot_bytes, scratch_bytes; } qe_memory_use;
 qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank);
+/* What a rank took of its device, by kind; moved weights and recorded graphs are counted on. */
+qe_memory_ledger qe_team_memory_ledger(const qe_team *team, uint32_t rank);
 
 #ifdef __cplusplus
 }

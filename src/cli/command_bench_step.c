@@ -19,6 +19,8 @@ typedef struct figures {
     double step_ms, low_ms, actions_ms, commit_ms, open_s;
     uint32_t graphs;
     uint64_t graph_bytes;
+    qe_memory_ledger foretold, taken; /* of the rank that takes most */
+    uint64_t all_foretold_bytes, all_taken_bytes, used_bytes; /* of all ranks; of the device, as it says */
 } figures;
 
 typedef struct bench {
@@ -72,6 +74,19 @@ static void take_figures(figures *f, const qe_bench_run *run) {
     }
 }
 
+static void take_memory(figures *f, const qe_session *session) {
+    for (uint32_t rank = 0; rank < session->schedule.ranks; rank++) {
+        qe_memory_ledger foretold = qe_memory_foretell(session->train, NULL, rank);
+        qe_memory_ledger taken = qe_team_memory_ledger(session->team, rank);
+        f->all_foretold_bytes += qe_memory_ledger_total(&foretold);
+        f->all_taken_bytes += qe_memory_ledger_total(&taken);
+        if (rank > 0 && qe_memory_ledger_total(&taken) <= qe_memory_ledger_total(&f->taken)) continue;
+        f->foretold = foretold;
+        f->taken = taken;
+    }
+    f->used_bytes = session->used_bytes;
+}
+
 static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *error) {
     qe_settings settings = b->settings;
     settings.train.mode = how == EAGER ? QE_TRAIN_EAGER : QE_TRAIN_CAPTURED;
@@ -80,6 +95,7 @@ static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *err
     if (status == QE_OK) status = qe_bench_run_steps(run, b->steps, error);
     if (status == QE_OK) {
         take_figures(&b->figure[how], run);
+        take_memory(&b->figure[how], &run->session);
         describe(b, &run->session);
     }
     qe_bench_run_close(run);
@@ -113,6 +129,12 @@ static json_t *way_json(const bench *b, way how) {
     json_object_set_new(fields, "graphs", json_integer((json_int_t)f->graphs));
     json_object_set_new(fields, "graph_bytes", json_integer((json_int_t)f->graph_bytes));
     json_object_set_new(fields, "open_s", json_real(f->open_s));
+    json_object_set_new(fields, "foretold", qe_cli_memory_json(&f->foretold));
+    json_object_set_new(fields, "taken", qe_cli_memory_json(&f->taken));
+    json_object_set_new(fields, "all_foretold_bytes", json_integer((json_int_t)f->all_foretold_bytes));
+    json_object_set_new(fields, "all_taken_bytes", json_integer((json_int_t)f->all_taken_bytes));
+    json_object_set_new(fields, "device_used_bytes",
+                        f->used_bytes > 0 ? json_integer((json_int_t)f->used_bytes) : json_null());
     return fields;
 }
 
@@ -131,6 +153,18 @@ static int report_json(const bench *b) {
         QE_EXIT_OK);
 }
 
+static void print_memory(const figures *f) {
+    printf("         memory of a rank, MiB:");
+    for (int kind = 0; kind < QE_MEMORY_KINDS; kind++)
+        printf(" %s %.1f", qe_memory_kind_name((qe_memory_kind)kind), (double)f->taken.bytes[kind] / (1 << 20));
+    printf("\n         all ranks: foretold %.1f MiB, taken %.1f MiB", (double)f->all_foretold_bytes / (1 << 20),
+           (double)f->all_taken_bytes / (1 << 20));
+    if (f->used_bytes > 0)
+        printf(", %.1f MiB less free on the device (%.4f of what was foretold)", (double)f->used_bytes / (1 << 20),
+               (double)f->used_bytes / (double)f->all_foretold_bytes);
+    putchar('\n');
+}
+
 static int report(const bench *b) {
     if (b->cli->json) return report_json(b);
     const qe_settings *s = &b->settings;
@@ -147,6 +181,7 @@ static int report(const bench *b) {
                1e-3 * (double)b->tokens / f->step_ms,
                1e-12 * flops_per_s(b, (way)how), 100 * flops_per_s(b, (way)how) / b->ceilings.product_flops, f->open_s);
         printf("         %u graphs of %.1f MiB\n", f->graphs, (double)f->graph_bytes / (1 << 20));
+        print_memory(f);
     }
     printf("model FLOPs of a step %.4g; a large 8-bit product runs at %.4g FLOP/s, a large copy at %.4g B/s\n",
            b->model_flops, b->ceilings.product_flops, b->ceilings.copy_bytes);

@@ -176,15 +176,22 @@ static const char *why_not_kept(const training *t) {
     return t->steps_done == 0 ? "no step was finished" : "they could not be written";
 }
 
+static json_t *rank_memory_json(const training *t, uint32_t rank) {
+    qe_memory_use use = qe_team_memory(t->session.team, rank);
+    json_t *fields = json_pack("{s:i, s:I, s:I, s:I, s:I}", "rank", (int)rank, "state_bytes",
+                               (json_int_t)use.state_bytes, "cache_bytes", (json_int_t)use.cache_bytes, "slot_bytes",
+                               (json_int_t)use.slot_bytes, "scratch_bytes", (json_int_t)use.scratch_bytes);
+    qe_memory_ledger foretold = qe_memory_foretell(t->session.train, t->session.evaluate, rank);
+    qe_memory_ledger taken = qe_team_memory_ledger(t->session.team, rank);
+    json_object_set_new(fields, "foretold", qe_cli_memory_json(&foretold));
+    json_object_set_new(fields, "taken", qe_cli_memory_json(&taken));
+    return fields;
+}
+
 static json_t *memory_json(const training *t) {
     json_t *list = json_array();
-    for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++) {
-        qe_memory_use use = qe_team_memory(t->session.team, rank);
-        json_array_append_new(
-            list, json_pack("{s:i, s:I, s:I, s:I, s:I}", "rank", (int)rank, "state_bytes", (json_int_t)use.state_bytes,
-                            "cache_bytes", (json_int_t)use.cache_bytes, "slot_bytes", (json_int_t)use.slot_bytes,
-                            "scratch_bytes", (json_int_t)use.scratch_bytes));
-    }
+    for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++)
+        json_array_append_new(list, rank_memory_json(t, rank));
     return list;
 }
 
@@ -443,6 +450,7 @@ static const qe_cli_option options[] = {
     {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},
+    {"memory-limit", 0, "BYTES", "what a rank may take (docs/memory.md); more is refused before it runs", 0},
     {"resume", 0, "DIR", "go on from a checkpoint, or from the newest complete one of a checkpoint.path", 0},
     {"new-lineage", 0, NULL, "with --resume: accept and record changes that give other bits", 0},
     {"inject", 0, "RULE[@STEP]", "plant one real fault of that kind (default: in step 2) and see it trapped", 0},

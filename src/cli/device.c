@@ -124,3 +124,14 @@ int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks
     (void)kind, (void)device, (void)clocks_out;
     return 0;
 }
+
+uint64_t qe_device_used_bytes(qe_device_kind kind, qe_device *device) {
+#ifdef QE_CUDA
+    if (kind == QE_DEVICE_CUDA) {
+        qe_cuda_memory memory = qe_cuda_memory_of(device);
+        return memory.total_bytes - memory.free_bytes;
+    }
+#endif
+    (void)kind, (void)device;
+    return 0;
+}

@@ -34,6 +34,8 @@ typedef struct qe_device_clocks {
     double sm_mhz, memory_mhz, power_w, temperature_c;
 } qe_device_clocks;
 int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks *clocks_out);
+/* Bytes of the device's memory that are in use, by anybody; 0 where the device is the host. */
+uint64_t qe_device_used_bytes(qe_device_kind kind, qe_device *device);
 /* Every shape from now on is tuned by timing. */
 void qe_device_tune(qe_device_kind kind, qe_device *device);
 

@@ -83,7 +83,7 @@ static qe_settings_place place_of(const qe_settings *settings, const char *key) 
 /* A schedule that cannot be had is the configuration's fault, at its place, unless --set asked for it. */
 static qe_status blame_settings(const qe_settings *settings, qe_error *error_out) {
     static const char *const keys[] = {"pipeline.schedule", "pipeline.microbatches", "pipeline.ranks",
-                                       "pipeline.chunks"};
+                                       "pipeline.chunks", "train.memory_limit"};
     qe_settings_place blamed = {0, 0};
     for (size_t i = sizeof keys / sizeof *keys; i-- > 0;) {
         qe_settings_place place = place_of(settings, keys[i]);
@@ -212,6 +212,14 @@ static qe_status training_plan(qe_session *session, const qe_plan_options *plan,
                         "no move of one action makes this schedule break %s", qe_rule_id(broken));
 }
 
+/* Before anything is taken. */
+static qe_status check_memory(const qe_session *session, qe_error *error_out) {
+    uint64_t limit = session->settings.train.memory_limit_bytes;
+    if (limit == 0) return QE_OK;
+    qe_status status = qe_memory_check(session->train, session->evaluate, limit, error_out);
+    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+}
+
 static qe_status make_plans(qe_session *session, const qe_session_options *options, qe_error *error_out) {
     const qe_settings *s = &session->settings;
     int baseline = s->train.mode == QE_TRAIN_BASELINE;
@@ -220,15 +228,20 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     plan.sums_apart = !baseline && qe_device_backend(session->device)->numerics.sums_apart;
     QE_TRY(make_schedule(session, &plan, error_out));
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
-    if (options->no_evaluation) return QE_OK;
+    if (options->no_evaluation) return check_memory(session, error_out);
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
     qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
-    return create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out);
+    QE_TRY(create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out));
+    return check_memory(session, error_out);
 }
 
 static void device_opened(qe_device *device, const void *context) {
     qe_session *session = (qe_session *)(uintptr_t)context;
     const qe_settings_train *t = &session->settings.train;
+    if (session->first_device == NULL) {
+        session->first_device = device;
+        session->used_bytes = qe_device_used_bytes(session->device, device); /* the driver's and the libraries' */
+    }
     qe_device_join(session->device, device, session->identity, sizeof session->identity);
     snprintf(session->backend, sizeof session->backend, "%s%s", session->device == QE_DEVICE_CHECK ? "check on " : "",
              session->identity);
@@ -256,6 +269,7 @@ static qe_status make_team(qe_session *session, qe_error *error_out) {
         .opened_context = session,
     };
     QE_TRY(qe_team_create(session->train, session->evaluate, &options, &session->team, error_out));
+    session->used_bytes = qe_device_used_bytes(session->device, session->first_device) - session->used_bytes;
     if (session->joined.status == QE_OK) return QE_OK;
     *error_out = session->joined; /* nobody could be told while the device was opened */
     return session->joined.status;

@@ -23,6 +23,8 @@ typedef struct qe_session {
     char backend[176]; /* identity of the device, and whether it is wrapped */
     char identity[160]; /* of the device alone: what decides the bits beside the program */
     qe_device_kind device;
+    qe_device *first_device; /* rank 0's */
+    uint64_t used_bytes; /* of its memory, by this run, when everything was made; 0: the host's is not looked at */
     int honours; /* the file of algorithms was there before this run */
     qe_error joined; /* why a device could not be set up as the settings want it */
     uint32_t sequences_per_step;
@@ -55,6 +57,9 @@ qe_status qe_session_initialize(qe_session *session, qe_error *error_out);
 qe_status qe_session_save(qe_session *session, const char *directory, qe_error *error_out);
 qe_status qe_session_save_file(qe_session *session, const char *path, qe_error *error_out);
 qe_status qe_session_load(qe_session *session, const char *path, qe_error *error_out);
+
+/* {"masters_bytes": ..., "total_bytes": ...} of a memory ledger. */
+struct json_t *qe_cli_memory_json(const qe_memory_ledger *ledger);
 
 /* One training step with the batch of `step` (1..). */
 qe_status qe_session_step(qe_session *session, uint64_t step, qe_step_result *result_out, qe_error *error_out);

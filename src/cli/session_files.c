@@ -118,6 +118,7 @@ static qe_status all_settings(qe_cli *cli, const char *path, const qe_settings *
     QE_TRY(set_from(cli, "mode", "train.mode", settings, error));
     QE_TRY(set_from(cli, "contracts", "contracts.mode", settings, error));
     QE_TRY(set_from(cli, "placement", "pipeline.placement", settings, error));
+    QE_TRY(set_from(cli, "memory-limit", "train.memory_limit", settings, error));
     return qe_settings_check(settings, error);
 }
 
@@ -180,4 +181,15 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
     }
     *document_out = json_pack("{s:i, s:o}", "rank", (int)result->violation_rank, "violations", list);
     if (traced) json_object_set_new(*document_out, "trace", qe_cli_json_text(session->settings.contracts.trace));
+}
+
+json_t *qe_cli_memory_json(const qe_memory_ledger *ledger) {
+    json_t *fields = json_object();
+    for (int kind = 0; kind < QE_MEMORY_KINDS; kind++) {
+        char key[48];
+        snprintf(key, sizeof key, "%s_bytes", qe_memory_kind_name((qe_memory_kind)kind));
+        json_object_set_new(fields, key, json_integer((json_int_t)ledger->bytes[kind]));
+    }
+    json_object_set_new(fields, "total_bytes", json_integer((json_int_t)qe_memory_ledger_total(ledger)));
+    return fields;
 }

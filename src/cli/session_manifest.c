@@ -193,6 +193,7 @@ static const char *const free_keys[] = {
     "train.evaluate_every", "train.evaluate_sequences", "pipeline.schedule", "pipeline.ranks", "pipeline.chunks",
     "pipeline.cache_weights", "pipeline.placement", "contracts.mode", "contracts.trace",  "checkpoint.path",
     "checkpoint.every",  "checkpoint.keep",   "contracts.order", "train.nvtx",             "train.timeline",
+    "train.memory_limit",
     "pipeline.times",    "pipeline.memory_limit", "pipeline.stages"};
 
 static int decides(const char *key, const qe_settings *then, const qe_settings *now) {

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "cli/times.h"
+#include "qeffect/memory.h"
 #include "qeffect/search.h"
 
 enum { TRIES = 8 };
@@ -19,6 +20,7 @@ typedef struct seeker {
     const qe_plan_options *plan;
     qe_schedule shape;
     qe_times times;
+    uint64_t most_bytes; /* that the slots of a rank may take; 0: no limit */
 } seeker;
 
 static qe_status make_shape(seeker *on, qe_error *error_out) {
@@ -52,16 +54,42 @@ static void measure_slots(const seeker *on) {
     }
 }
 
-static qe_status count_bytes(const seeker *on, const qe_schedule *schedule, uint64_t *bytes_out, qe_error *error_out) {
-    qe_plan *made = NULL;
+static qe_status make_plan(const seeker *on, const qe_schedule *schedule, qe_plan **plan_out, qe_error *error_out) {
     qe_violations violations;
     qe_counterexample counterexample = {0};
     qe_plan_options options = *on->plan;
     options.reuse_slots = 1; /* the baseline runs an order of its own, and the limit is not about it */
-    qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, &options, &made, &violations,
+    qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, &options, plan_out, &violations,
                                       &counterexample, error_out);
     qe_counterexample_deinit(&counterexample);
-    if (status != QE_OK) return status;
+    return status;
+}
+
+/* train.memory_limit is about everything: what a rank takes beside its slots is taken off. Weights are spread alike
+ * whatever the order; the plan of the best one is held against the limit again. */
+static qe_status limit_slots(seeker *on, qe_error *error_out) {
+    uint64_t most = on->settings->train.memory_limit_bytes, fixed = 0;
+    qe_plan *made = NULL;
+    on->most_bytes = on->settings->pipeline.memory_limit_bytes;
+    if (most == 0) return QE_OK;
+    QE_TRY(make_plan(on, &on->shape, &made, error_out));
+    for (uint32_t rank = 0; rank < made->ranks; rank++) {
+        qe_memory_ledger ledger = qe_memory_foretell(made, NULL, rank);
+        uint64_t rest = qe_memory_ledger_total(&ledger) - made->rank[rank].slot_bytes;
+        if (rest > fixed) fixed = rest;
+    }
+    qe_plan_destroy(made);
+    if (fixed >= most)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "spread the weights over more ranks, or use a smaller model",
+                            "train.memory_limit = %llu bytes; a rank takes %llu without any slot",
+                            (unsigned long long)most, (unsigned long long)fixed);
+    if (on->most_bytes == 0 || on->most_bytes > most - fixed) on->most_bytes = most - fixed;
+    return QE_OK;
+}
+
+static qe_status count_bytes(const seeker *on, const qe_schedule *schedule, uint64_t *bytes_out, qe_error *error_out) {
+    qe_plan *made = NULL;
+    QE_TRY(make_plan(on, schedule, &made, error_out));
     *bytes_out = 0;
     for (uint32_t rank = 0; rank < made->ranks; rank++) {
         if (made->rank[rank].slot_bytes > *bytes_out) *bytes_out = made->rank[rank].slot_bytes;
@@ -81,14 +109,14 @@ static qe_status search_under(seeker *on, double limit, qe_search_result *result
                   .release = QE_RELEASE_OP, .gradient_early = 1}};
     QE_TRY(qe_schedule_search(&request, result_out, error_out));
     *bytes_out = 0;
-    if (p->memory_limit_bytes == 0) return QE_OK;
+    if (on->most_bytes == 0) return QE_OK;
     qe_status status = count_bytes(on, &result_out->schedule, bytes_out, error_out);
     if (status != QE_OK) qe_search_result_deinit(result_out);
     return status;
 }
 
 static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *error_out) {
-    uint64_t most_bytes = on->settings->pipeline.memory_limit_bytes, least_bytes = UINT64_MAX;
+    uint64_t most_bytes = on->most_bytes, least_bytes = UINT64_MAX;
     double limit = (double)most_bytes;
     qe_status status = QE_OK;
     for (int i = 0; i < TRIES && status == QE_OK; i++) {
@@ -105,8 +133,8 @@ static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *
         limit *= STEP * (double)most_bytes / (double)bytes;
     }
     if (least_bytes == UINT64_MAX) return status; /* even the search has refused the limit, and says why */
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "raise pipeline.memory_limit, or use smaller microbatches",
-                        "pipeline.memory_limit = %llu bytes; the least that was found is %llu bytes of slots on a rank",
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "raise the limit on memory, or use smaller microbatches",
+                        "slots may take %llu bytes of a rank; the least that was found is %llu bytes",
                         (unsigned long long)most_bytes, (unsigned long long)least_bytes);
 }
 
@@ -116,6 +144,7 @@ qe_status qe_session_search(const qe_settings *settings, const qe_model *model, 
     qe_status status = make_shape(&on, error_out);
     if (status == QE_OK) status = read_times(&on, error_out);
     if (status == QE_OK) measure_slots(&on);
+    if (status == QE_OK) status = limit_slots(&on, error_out);
     if (status == QE_OK) status = search_within(&on, schedule_out, error_out);
     qe_times_deinit(&on.times);
     qe_schedule_deinit(&on.shape);

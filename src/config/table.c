@@ -87,6 +87,10 @@ static const qe_settings_row rows[] = {
      .help = "Device: attention's backward adds up in a fixed order; false: any order, faster, other bits each time."},
     {.key = "train.nvtx", AT(train.nvtx), BOOLEAN, .initial = "false",
      .help = "Device: an NVTX range around every op that is submitted."},
+    {.key = "train.memory_limit", AT(train.memory_limit_bytes), WHOLE(QE_ROW_U64, 0, 9223372036854775807),
+     .initial = "0",
+     .help = "Bytes that a rank may take, of all kinds, told before anything runs: more is refused, and schedule auto "
+             "keeps below it; 0: no limit."},
     {.key = "train.timeline", AT(train.timeline), TEXT, .initial = "\"\"",
      .help = "Device: file for a Chrome timeline of the last ops and graphs of the run; empty: none."},
 

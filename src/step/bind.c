@@ -254,7 +254,7 @@ static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error
         if (qe_rank_owns(rank, weight)) scratch_bytes += weight_values(plan, weight) * sizeof(float);
     }
     if (plan->options.placement != QE_GRADIENT_COPY || plan->options.forward_only) return QE_OK;
-    binding->grad_scratch = qe_rank_alloc(rank, scratch_bytes, error_out);
+    binding->grad_scratch = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, scratch_bytes, error_out);
     if (binding->grad_scratch == NULL) return QE_ERROR_MEMORY;
     binding->scratch_bytes += scratch_bytes;
     float *next = (float *)(void *)binding->grad_scratch;
@@ -272,7 +272,8 @@ static qe_status allocate_pools(qe_rank *rank, qe_binding *binding, qe_error *er
     if (binding->pool_memory == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for slot pools");
     for (uint32_t i = 0; i < rank_plan->pool_count; i++) {
         uint64_t bytes = rank_plan->pools[i].count * rank_plan->pools[i].slot_bytes;
-        binding->pool_memory[i] = qe_rank_alloc(rank, bytes, error_out);
+        qe_memory_kind kind = qe_memory_kind_of_slot((qe_slot_kind)rank_plan->pools[i].kind);
+        binding->pool_memory[i] = qe_rank_alloc(rank, kind, bytes, error_out);
         if (bytes > 0 && binding->pool_memory[i] == NULL) return QE_ERROR_MEMORY;
         binding->slot_bytes += bytes;
     }
@@ -283,13 +284,14 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     const qe_plan *plan = binding->plan;
     uint64_t tokens = 2ull * plan->model_ops->tokens(plan->model) * sizeof(int32_t) * plan->microbatches;
     uint64_t losses = plan->microbatches * sizeof(double), work = plan->model_ops->work_bytes(plan->model);
-    binding->work = qe_rank_alloc(rank, work, error_out);
-    binding->tokens = qe_rank_alloc(rank, tokens, error_out);
+    binding->work = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, work, error_out);
+    binding->tokens = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, tokens, error_out);
     binding->staging = qe_rank_host_alloc(rank, tokens, error_out);
-    binding->loss = qe_rank_alloc(rank, losses, error_out);
+    binding->loss = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, losses, error_out);
     binding->loss_host = qe_rank_host_alloc(rank, losses, error_out);
-    binding->norms = qe_rank_alloc(rank, plan->weight_count * sizeof(double), error_out);
-    binding->deposits = qe_rank_alloc(rank, (binding->rank_plan->tally_count + 1u) * sizeof(uint64_t), error_out);
+    binding->norms = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, plan->weight_count * sizeof(double), error_out);
+    binding->deposits = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE,
+                                      (binding->rank_plan->tally_count + 1u) * sizeof(uint64_t), error_out);
     binding->scratch_bytes += work + 2 * tokens + 2 * losses;
     if (!binding->work || !binding->tokens || !binding->staging || !binding->loss || !binding->loss_host ||
         !binding->norms || !binding->deposits)

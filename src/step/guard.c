@@ -37,7 +37,7 @@ qe_status qe_guard_create(qe_rank *rank, qe_binding *binding, qe_error *error_ou
     binding->words = calloc(program->object_count + 1u, sizeof *binding->words);
     binding->base = calloc(program->object_count + 1u, sizeof *binding->base);
     binding->deposited = calloc(program->object_count + 1u, sizeof *binding->deposited);
-    binding->fault = qe_rank_alloc(rank, sizeof *binding->fault, error_out);
+    binding->fault = qe_rank_alloc(rank, QE_MEMORY_GRAPHS, sizeof *binding->fault, error_out);
     if (binding->words == NULL || binding->base == NULL || binding->deposited == NULL)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the guards of rank %u", rank->index);
     if (binding->fault == NULL) return QE_ERROR_MEMORY;
@@ -228,9 +228,10 @@ qe_status qe_guard_graph(qe_rank *rank, qe_binding *binding, const qe_segment *s
     if (binding->words == NULL) return QE_OK;
     uint64_t bytes = (segment->entry_count + 1u) * sizeof *graph->words;
     graph->words = calloc(segment->entry_count + 1u, sizeof *graph->words);
-    graph->guard_words = qe_rank_alloc(rank, bytes, error_out);
+    graph->guard_words = qe_rank_alloc(rank, QE_MEMORY_GRAPHS, bytes, error_out);
     graph->guard_block =
-        qe_rank_alloc(rank, (segment->entry_count + BLOCK_HEAD) * sizeof *graph->guard_block, error_out);
+        qe_rank_alloc(rank, QE_MEMORY_GRAPHS, (segment->entry_count + BLOCK_HEAD) * sizeof *graph->guard_block,
+                      error_out);
     if (graph->words == NULL)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a guard of %u words",
                             segment->entry_count);

@@ -4,11 +4,13 @@
 #include "base/assert.h"
 #include "step/team.h"
 
-void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
+void *qe_rank_alloc(qe_rank *rank, qe_memory_kind kind, uint64_t bytes, qe_error *error_out) {
     void *address = NULL;
     if (bytes == 0) return NULL;
     qe_status status = rank->team->options.backend->memory->alloc(rank->device, (size_t)bytes, &address, error_out);
-    return status == QE_OK ? address : NULL;
+    if (status != QE_OK) return NULL;
+    rank->taken.bytes[kind] += bytes;
+    return address;
 }
 
 void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
@@ -53,14 +55,14 @@ static int has_gradients(const qe_rank *rank) {
 
 static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes, qe_error *error_out) {
     qe_weight_place *place = &rank->places[weight];
-    place->master = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
+    place->master = qe_rank_alloc(rank, QE_MEMORY_MASTERS, qe_rank_master_bytes(bytes), error_out);
     if (place->master == NULL) return QE_ERROR_MEMORY;
     place->witness = qe_rank_behind(place->master, bytes);
     rank->state_bytes += bytes;
     if (!has_gradients(rank)) return QE_OK;
-    place->grad = qe_rank_alloc(rank, bytes, error_out);
-    rank->moment1[weight] = qe_rank_alloc(rank, bytes, error_out);
-    rank->moment2[weight] = qe_rank_alloc(rank, bytes, error_out);
+    place->grad = qe_rank_alloc(rank, QE_MEMORY_GRADIENTS, bytes, error_out);
+    rank->moment1[weight] = qe_rank_alloc(rank, QE_MEMORY_MOMENTS, bytes, error_out);
+    rank->moment2[weight] = qe_rank_alloc(rank, QE_MEMORY_MOMENTS, bytes, error_out);
     rank->state_bytes += 3 * bytes;
     return place->grad != NULL && rank->moment1[weight] != NULL && rank->moment2[weight] != NULL ? QE_OK
                                                                                                  : QE_ERROR_MEMORY;
@@ -81,10 +83,10 @@ static qe_status allocate_cache(qe_rank *rank, uint32_t weight, qe_error *error_
     uint64_t operand = plan->model_ops->cache_operand_bytes(plan->model, weight);
     uint64_t codes = plan->model_ops->cache_code_bytes(plan->model, weight);
     uint64_t scales = plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float);
-    place->cache_operand = qe_rank_alloc(rank, qe_rank_master_bytes(operand), error_out);
+    place->cache_operand = qe_rank_alloc(rank, QE_MEMORY_CACHES, qe_rank_master_bytes(operand), error_out);
     if (place->cache_operand != NULL) place->cache_key = qe_rank_behind(place->cache_operand, operand);
-    place->cache_codes = qe_rank_alloc(rank, codes, error_out);
-    place->cache_scale_inv = qe_rank_alloc(rank, scales, error_out);
+    place->cache_codes = qe_rank_alloc(rank, QE_MEMORY_CACHES, codes, error_out);
+    place->cache_scale_inv = qe_rank_alloc(rank, QE_MEMORY_CACHES, scales, error_out);
     rank->cache_bytes += operand + codes + scales;
     if (place->cache_operand == NULL || (codes > 0 && place->cache_codes == NULL) ||
         (scales > 0 && place->cache_scale_inv == NULL))
@@ -124,18 +126,19 @@ static qe_status allocate_scales(qe_rank *rank, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
     uint64_t count = plan->weight_count * (uint64_t)QE_SCALE_ROLES;
-    rank->adamw = qe_rank_alloc(rank, sizeof *rank->adamw, error_out);
+    rank->adamw = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, sizeof *rank->adamw, error_out);
     if (rank->adamw == NULL) return QE_ERROR_MEMORY;
     if (recipe->kind != QE_RECIPE_DELAYED) return QE_OK;
-    rank->scales = qe_rank_alloc(rank, count * sizeof *rank->scales, error_out);
-    rank->histories = qe_rank_alloc(rank, count * recipe->history_length * sizeof *rank->histories, error_out);
+    rank->scales = qe_rank_alloc(rank, QE_MEMORY_SCALES, count * sizeof *rank->scales, error_out);
+    rank->histories = qe_rank_alloc(rank, QE_MEMORY_SCALES, count * recipe->history_length * sizeof *rank->histories,
+                                    error_out);
     return rank->scales != NULL && rank->histories != NULL ? QE_OK : QE_ERROR_MEMORY;
 }
 
 static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     uint64_t bytes = plan->model_ops->constant_bytes(plan->model);
-    rank->constants = qe_rank_alloc(rank, bytes, error_out);
+    rank->constants = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, bytes, error_out);
     if (rank->constants == NULL) return QE_ERROR_MEMORY;
     void *host = malloc((size_t)bytes);
     qe_status status =

@@ -289,7 +289,7 @@ qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
     qe_rank *rank = qe_team_owner(team, weight);
     size_t bytes = (size_t)info->rows * info->columns * sizeof(float);
-    float *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), error_out);
+    float *moved = qe_rank_alloc(rank, QE_MEMORY_MASTERS, qe_rank_master_bytes(bytes), error_out);
     if (moved == NULL) return QE_ERROR_MEMORY;
     qe_status status = copy_master(rank, moved, rank->places[weight].master, qe_rank_master_bytes(bytes), error_out);
     if (status == QE_OK) status = retire(rank, rank->places[weight].master, error_out);
@@ -334,4 +334,8 @@ qe_memory_use qe_team_memory(const qe_team *team, uint32_t rank) {
                            .cache_bytes = r->cache_bytes,
                            .slot_bytes = binding->slot_bytes,
                            .scratch_bytes = binding->scratch_bytes};
+}
+
+qe_memory_ledger qe_team_memory_ledger(const qe_team *team, uint32_t rank) {
+    return team->ranks[rank].taken;
 }

@@ -3,6 +3,7 @@
 #define QE_STEP_TEAM_H
 
 #include <pthread.h>
+#include "qeffect/memory.h"
 #include "qeffect/step.h"
 
 /* One change to what a rank submits. Items are indices of the training program. None keeps a peer waiting for a
@@ -80,6 +81,7 @@ typedef struct qe_rank {
     qe_adamw *adamw; /* device: of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
+    qe_memory_ledger taken; /* of the device, as it was asked for */
     void **retired; /* memory that graphs may still point to; freed with the rank */
     uint32_t retired_count;
     uint8_t words_stale; /* witness words are to be set from the ledger before the next step */
@@ -129,7 +131,9 @@ int qe_rank_owns(const qe_rank *rank, uint32_t weight);
 /* Bytes of values with a line for their witness behind them, and where that line is. */
 uint64_t qe_rank_master_bytes(uint64_t value_bytes);
 uint64_t *qe_rank_behind(void *values, uint64_t value_bytes);
-void *qe_rank_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
+void *qe_rank_alloc(qe_rank *rank, qe_memory_kind kind, uint64_t bytes, qe_error *error_out);
+/* ledger_memory.c */
+qe_memory_kind qe_memory_kind_of_slot(qe_slot_kind kind);
 /* Memory of the host that copies of the device's streams may name. */
 void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);
 void qe_rank_free(qe_rank *rank, void *address);

@@ -120,6 +120,10 @@ class Step(Case):
         self.assertEqual(told["tokens_per_step"], 8 * 32)
         for row in ways.values():
             self.assertLess(row["commit_ms"], row["step_ms"])
+            self.assertIsNone(row["device_used_bytes"])
+            taken = {**row["taken"], "total_bytes": row["taken"]["total_bytes"] - row["taken"]["graphs_bytes"],
+                     "graphs_bytes": 0}
+            self.assertEqual(row["foretold"], taken)
             self.assertLessEqual(row["fastest_ms"], row["step_ms"])
             self.assertTrue(all(math.isfinite(figure) for figure in row.values() if isinstance(figure, float)))
         parameters = told["parameters"] - told["embedding_parameters"]

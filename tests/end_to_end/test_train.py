@@ -338,5 +338,31 @@ class StrangeOrders(Case):
                 self.assertEqual(captured["state_hash"], eager)
 
 
+class Memory(Case):
+    def test_a_limit_on_memory_refuses_before_anything_is_taken_and_says_what_lowers_it(self):
+        self.write_tiny()
+        told = self.document("train", "tiny.yaml", "--set", "train.steps=1", "--set", "checkpoint.path=")
+        for rank in told["memory"]:
+            self.assertEqual(rank["foretold"], rank["taken"])
+        most = max(rank["foretold"]["total_bytes"] for rank in told["memory"])
+        once = ("--set", "train.steps=1", "--set", "checkpoint.path=")
+        self.document("train", "tiny.yaml", *once, "--memory-limit", str(most))
+        self.refuse(USAGE, ["rank", "masters", "slots for I", str(most - 1)], "train", "tiny.yaml", *once,
+                    "--memory-limit", str(most - 1))
+        self.refuse(USAGE, ["more ranks"], "train", "tiny.yaml", *once, "--memory-limit", "1000")
+
+    def test_auto_keeps_below_the_limit_and_gives_the_same_bits(self):
+        self.write_tiny()
+        once = ("--set", "train.steps=2", "--set", "checkpoint.path=", "--set", "pipeline.microbatches=6")
+        plenty = self.document("train", "tiny.yaml", *once, "--set", "pipeline.schedule=gpipe")
+        most = max(rank["foretold"]["total_bytes"] for rank in plenty["memory"]) - 1000
+        self.refuse(USAGE, ["auto"], "train", "tiny.yaml", *once, "--set", "pipeline.schedule=gpipe",
+                    "--memory-limit", str(most))
+        found = self.document("train", "tiny.yaml", *once, "--set", "pipeline.schedule=auto", "--set",
+                              "pipeline.times=1,1,1", "--memory-limit", str(most))
+        self.assertLessEqual(max(rank["taken"]["total_bytes"] for rank in found["memory"]), most)
+        self.assertEqual(found["state_hash"], plenty["state_hash"])
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -142,7 +142,7 @@ static void *move_memory(world *w, uint32_t weight, int which) {
     const qe_weight_info *info = qe_model_table()->weight(w->model, weight);
     uint64_t bytes = (uint64_t)info->rows * info->columns * sizeof(float);
     void *left[MEMORIES] = {rank->moment1[weight], rank->moment2[weight], place->grad, place->cache_operand};
-    void *moved = qe_rank_alloc(rank, qe_rank_master_bytes(bytes), &w->error);
+    void *moved = qe_rank_alloc(rank, QE_MEMORY_MASTERS, qe_rank_master_bytes(bytes), &w->error);
     assert_non_null(moved);
     memcpy(moved, left[which], bytes);
     switch (which) {
