@@ -18,6 +18,7 @@ typedef enum qe_memory_kind {
     QE_MEMORY_SLOTS_W,   /* what the weight gradient needs, F .. W and I .. W */
     QE_MEMORY_BOUNDARY,  /* activations and gradients that cross stages */
     QE_MEMORY_WORKSPACE, /* scratch, tokens, losses, norms, copied gradients, tables */
+    QE_MEMORY_SNAPSHOT,  /* masters, moments and scales once more, while a checkpoint is fetched; where there is room */
     QE_MEMORY_GRAPHS,    /* what guards look at and expect */
     QE_MEMORY_KINDS
 } qe_memory_kind;
@@ -31,8 +32,9 @@ const char *qe_memory_kind_name(qe_memory_kind kind);
 uint64_t qe_memory_ledger_total(const qe_memory_ledger *ledger);
 
 /* What a rank of a team of these plans will take of its device, before anything is taken. Everything is taken when the
- * team is made and kept until it goes, so the total is the peak too. Guards, whose words depend on the recorded graphs,
- * are left out: some KiB a graph.
+ * team is made and kept until it goes, so the total is the peak too. Left out are
+ * guards, whose words depend on the recorded graphs (some KiB a graph), and a snapshot's copy, which is done without
+ * where there is no room.
  * Requires: plans as qe_team_create takes them; one of them may be NULL. Thread: any. */
 qe_memory_ledger qe_memory_foretell(const qe_plan *train, const qe_plan *evaluate, uint32_t rank);
 

@@ -9,7 +9,7 @@ const char *qe_memory_kind_name(qe_memory_kind kind) {
         [QE_MEMORY_MASTERS] = "masters", [QE_MEMORY_MOMENTS] = "moments", [QE_MEMORY_GRADIENTS] = "gradients",
         [QE_MEMORY_CACHES] = "caches", [QE_MEMORY_SCALES] = "scales", [QE_MEMORY_SLOTS_I] = "slots_i",
         [QE_MEMORY_SLOTS_W] = "slots_w", [QE_MEMORY_BOUNDARY] = "boundary", [QE_MEMORY_WORKSPACE] = "workspace",
-        [QE_MEMORY_GRAPHS] = "graphs",
+        [QE_MEMORY_SNAPSHOT] = "snapshot", [QE_MEMORY_GRAPHS] = "graphs",
     };
     QE_ASSERT(kind < QE_MEMORY_KINDS);
     return names[kind];

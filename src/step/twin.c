@@ -43,7 +43,7 @@ static qe_status twin_init(qe_twin *twin, qe_rank *rank) {
     twin_lay(rank, &counted);
     twin->ranges = calloc(counted.count + 1, sizeof *twin->ranges);
     if (twin->ranges == NULL) return QE_ERROR_MEMORY;
-    twin->memory = qe_rank_alloc(rank, counted.bytes + QE_ALIGN_BYTES, NULL);
+    twin->memory = qe_rank_alloc(rank, QE_MEMORY_SNAPSHOT, counted.bytes + QE_ALIGN_BYTES, NULL);
     if (twin->memory == NULL) return QE_ERROR_MEMORY;
     twin_layout placed = {.ranges = twin->ranges, .memory = twin->memory};
     twin_lay(rank, &placed);
