@@ -8,6 +8,7 @@
 #   make check-adversary right programs of every kind, and single faults in them: all are trapped by the right rule
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
+#   make check-fuzz      whatever bytes for every reader, with sanitizers, FUZZ_SECONDS (60) each; needs clang
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
 #   make check-scale     seconds and memory of traces of 2.5, 5 and 10 million lines
@@ -96,6 +97,20 @@ check-faults: build
 	@ninja -C build check_faults
 	@build/tests/check_faults --every $(FAULTS_EVERY)
 
+.PHONY: check-fuzz
+FUZZ_SECONDS ?= 60
+FUZZ_CLANG ?= $(firstword $(shell command -v clang clang-19 clang-16 clang-14 2>/dev/null))
+check-fuzz: setup
+	@if [ -z "$(FUZZ_CLANG)" ] || ! echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+	    "$(FUZZ_CLANG)" -x c -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null; then \
+	    echo "check-fuzz: skipped: libFuzzer comes with clang (apt-get install clang libclang-rt-14-dev); make check" \
+	         "replays the kept inputs"; exit 0; \
+	fi; \
+	echo "check-fuzz: build-fuzz/ with $(FUZZ_CLANG), address,undefined"; \
+	$(call configure,build-fuzz,-DCMAKE_C_COMPILER=$(FUZZ_CLANG) -DQE_FUZZ=ON -DQE_DEBUG=ON \
+	    -DQE_SANITIZE=$(MEMORY_SANITIZERS)) && ninja -C build-fuzz fuzz_all && \
+	sh tests/fuzz/fuzz.sh build-fuzz $(FUZZ_SECONDS)
+
 # Where there is no GPU the tests are built and skipped.
 check-gpu: setup
 	@sh tools/cuda_deps.sh
@@ -152,5 +167,5 @@ coverage:
 	done
 
 clean:
-	@echo "clean: build/ build-cuda/ build-asan/ build-tsan/ build-coverage/"
-	@rm -rf build build-cuda build-asan build-tsan build-coverage
+	@echo "clean: build/ build-cuda/ build-asan/ build-tsan/ build-coverage/ build-fuzz/"
+	@rm -rf build build-cuda build-asan build-tsan build-coverage build-fuzz
