@@ -174,10 +174,11 @@ void tally_refused(void); /* a right program: a false trap */
 void tally_mutant(fault_kind kind, moment at, qe_rule expected, int right);
 void tally_oracle(qe_rule expected, int agrees);
 void tally_operator(const char *name, qe_rule expected);
-/* Adds the counts of the file that ADVERSARY_TALLY names, if it names one, and leaves the sum there. */
-void tally_merge(void);
-/* Tables, merged; returns 0 where something was wrong, or a rule or an operator was never tried. */
-int tally_print(int complete);
+/* Leaves the counts in the file that ADVERSARY_COUNTS names, if it names one; and adds those of such files. */
+void tally_keep(void);
+void tally_read(const char *path);
+/* Keeps and prints. Returns 0 where something was wrong; `complete`: or an operator or a rule was never tried. */
+int tally_print(int complete, int all_moments);
 
 /* ---- other moments: returns how many cases went wrong ---- */
 

@@ -2,6 +2,7 @@
  *
  *   adversary [MUTANTS [VALID [SEED]]]     counts, and the seed of the first case (0)
  *   adversary case SEED                    one case again, with words
+ *   adversary table FILE...                counts that several programs left, as one table
  *
  * Every case has a seed of its own: the first one and its number. One that goes wrong prints its seed, shrinks, and is
  * written as a trace into the directory where the program was started. */
@@ -13,6 +14,7 @@
 #include "adversary/adversary.h"
 
 enum { DEFAULT_MUTANTS = 700, DEFAULT_VALID = 300, WRONG_MAX = 20, SCHEDULES_ONE_IN = 10, FAULTS_OF_A_SCHEDULE = 4 };
+enum { COMPLETE = 5000 }; /* so many mutants have seen every operator */
 enum { ORACLE_ITEMS_MAX = 4000 }; /* it takes the square of their number */
 
 static int wrong, verbose;
@@ -118,6 +120,10 @@ static uint64_t argument(const char *text) {
 }
 
 int main(int argc, char **argv) {
+    if (argc > 2 && strcmp(argv[1], "table") == 0) {
+        for (int i = 2; i < argc; i++) tally_read(argv[i]);
+        return !tally_print(1, 1);
+    }
     if (argc == 3 && strcmp(argv[1], "case") == 0) {
         verbose = 1;
         run_case(argument(argv[2]), 4, 1);
@@ -131,6 +137,6 @@ int main(int argc, char **argv) {
         run_case(seed + i, (uint32_t)(mutants * (i + 1) / valid - mutants * i / valid), 1);
     plans_free();
     wrong += (int)schedules_run(seed, valid / SCHEDULES_ONE_IN, FAULTS_OF_A_SCHEDULE);
-    int complete = tally_print(argc > 1);
+    int complete = tally_print(mutants >= COMPLETE, 0);
     return wrong == 0 && complete ? 0 : 1;
 }

@@ -247,5 +247,7 @@ const fault_operator memory_operators[] = {
     {"a stream leaves a recording for good", FAULT_RECORDING, leaves_for_good, 1},
     {"a stream leaves a recording and returns", FAULT_HARMLESS, leaves_and_returns, 0},
     {"two branches of a recording race", FAULT_RECORDING, branches_race, 1},
+    {"recording waits for what is outside", FAULT_RECORDING, waits_for_outside, 0}, /* twice: they fit seldom */
+    {"two branches of a recording race", FAULT_RECORDING, branches_race, 1},
 };
 const uint32_t memory_operator_count = sizeof memory_operators / sizeof *memory_operators;

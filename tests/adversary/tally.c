@@ -41,18 +41,29 @@ void tally_oracle(qe_rule expected, int agrees) {
     tally.oracle_equivalent += agrees && expected == QE_RULE_NONE;
 }
 
-void tally_operator(const char *name, qe_rule expected) {
+static void add_operator(const char *name, uint32_t count, uint32_t equivalent) {
     uint32_t i = 0;
     while (i < tally.operator_count && strcmp(tally.operator[i], name) != 0) i++;
     MUST(i < OPERATORS_MAX);
     if (i == tally.operator_count) tally.operator[tally.operator_count++] = name;
-    tally.by_operator[i]++;
-    tally.operator_equivalent[i] += expected == QE_RULE_NONE;
+    tally.by_operator[i] += count;
+    tally.operator_equivalent[i] += equivalent;
+}
+
+void tally_operator(const char *name, qe_rule expected) { add_operator(name, 1, expected == QE_RULE_NONE); }
+
+/* Names of the file outlive the line. */
+static const char *kept_name(const char *name) {
+    static char names[OPERATORS_MAX + SOURCES_MAX][64];
+    uint32_t i = 0;
+    while (names[i][0] != '\0' && strcmp(names[i], name) != 0) i++;
+    MUST(i < OPERATORS_MAX + SOURCES_MAX - 1);
+    snprintf(names[i], sizeof names[i], "%s", name);
+    return names[i];
 }
 
 static void read_line(const char *line) {
     unsigned a, b, c, d;
-    static char names[SOURCES_MAX][64];
     char name[64];
     if (sscanf(line, "m %u %u %u %u", &a, &b, &c, &d) == 4 && a < QE_RULE_COUNT && b < MOMENTS) {
         tally.expected[a][b] += c;
@@ -68,11 +79,10 @@ static void read_line(const char *line) {
         tally.oracle_differs += c;
     } else if (sscanf(line, "r %u", &a) == 1) {
         tally.refused += a;
+    } else if (sscanf(line, "p %u %u %63[^\n]", &a, &b, name) == 3) {
+        add_operator(kept_name(name), a, b);
     } else if (sscanf(line, "v %u %63[^\n]", &a, name) == 2) {
-        uint32_t i = 0;
-        while (i < SOURCES_MAX - 1 && names[i][0] != '\0' && strcmp(names[i], name) != 0) i++;
-        snprintf(names[i], sizeof names[i], "%s", name);
-        tally_valid(names[i], a);
+        tally_valid(kept_name(name), a);
     }
 }
 
@@ -87,21 +97,27 @@ static void write_counts(FILE *file) {
                     tally.kind_equivalent[kind]);
     fprintf(file, "r %u\n", tally.refused);
     fprintf(file, "o %u %u %u\n", tally.oracle_trapped, tally.oracle_equivalent, tally.oracle_differs);
+    for (uint32_t i = 0; i < tally.operator_count; i++)
+        fprintf(file, "p %u %u %s\n", tally.by_operator[i], tally.operator_equivalent[i], tally.operator[i]);
     for (uint32_t i = 0; i < tally.source_count; i++)
         fprintf(file, "v %u %s\n", tally.valid[i], tally.source[i]);
 }
 
-/* Several programs, one table: each adds what the file has to its own, and leaves the sum there. */
-void tally_merge(void) {
-    const char *path = getenv("ADVERSARY_TALLY");
-    char line[128];
-    if (path == NULL) return;
-    FILE *file = fopen(path, "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) read_line(line);
-    if (file != NULL) fclose(file);
-    file = fopen(path, "w");
+static const char *counts_file(void) { return getenv("ADVERSARY_COUNTS"); }
+
+void tally_keep(void) {
+    if (counts_file() == NULL) return;
+    FILE *file = fopen(counts_file(), "w");
     MUST(file != NULL);
     write_counts(file);
+    MUST(fclose(file) == 0);
+}
+
+void tally_read(const char *path) {
+    char line[128];
+    FILE *file = fopen(path, "r");
+    MUST(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) read_line(line);
     MUST(fclose(file) == 0);
 }
 
@@ -145,7 +161,8 @@ static void print_kinds(void) {
     printf("%-20s %9u %9u %9u %9u\n\n", "all", all, trapped, equivalent, all - trapped - equivalent);
 }
 
-static int print_gaps(void) {
+/* Rules of a run, and not of a program, are the last. */
+static int print_gaps(int all_moments) {
     int gaps = 0;
     for (uint32_t i = 0; i < operator_count(); i++) {
         uint32_t k = 0;
@@ -154,8 +171,7 @@ static int print_gaps(void) {
         printf("never fitted: %s\n", operator_name(i));
         gaps++;
     }
-    int most = getenv("ADVERSARY_TALLY") != NULL ? QE_RULE_COUNT : QE_RULE_STEP_NONFINITE; /* those of a run are last */
-    for (int rule = 1; rule < most; rule++) {
+    for (int rule = 1; rule < (all_moments ? (int)QE_RULE_COUNT : (int)QE_RULE_STEP_NONFINITE); rule++) {
         uint32_t all = 0;
         for (int at = 0; at < MOMENTS; at++) all += tally.expected[rule][at];
         if (all > 0) continue;
@@ -165,9 +181,9 @@ static int print_gaps(void) {
     return gaps;
 }
 
-int tally_print(int complete) {
+int tally_print(int complete, int all_moments) {
     uint32_t valid = 0;
-    tally_merge();
+    tally_keep();
     printf("\n");
     print_rules();
     print_kinds();
@@ -181,7 +197,7 @@ int tally_print(int complete) {
     if (tally.oracle_trapped > 0)
         printf("the oracle agrees: %u trapped, %u equivalent; differs: %u\n", tally.oracle_trapped,
                tally.oracle_equivalent, tally.oracle_differs);
-    int gaps = complete ? print_gaps() : 0;
+    int gaps = complete ? print_gaps(all_moments) : 0;
     printf("valid programs: %u, false traps: %u\nmutants that were judged otherwise than expected: %u\n", valid,
            tally.refused, tally.wrong);
     return tally.wrong == 0 && tally.refused == 0 && (!complete || gaps == 0);

@@ -269,7 +269,7 @@ static void run_case(scene *s, uint64_t seed) {
 
 static void every_fault_of_a_checkpoint_is_refused_by_its_rule(void **state) {
     for (uint64_t i = 0; i < teams; i++) run_case(*state, first_seed + i);
-    tally_print(0);
+    tally_print(0, 0);
     assert_int_equal(wrong, 0);
 }
 

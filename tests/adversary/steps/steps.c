@@ -357,7 +357,7 @@ static void every_fault_in_a_running_step_is_trapped_by_its_rule(void **state) {
     graph.launch = faulty_launch;
     backend.graph = &graph;
     for (uint64_t i = 0; i < teams; i++) run_case(first_seed + i, &backend);
-    tally_print(0);
+    tally_print(0, 0);
     assert_int_equal(wrong, 0);
 }
 
