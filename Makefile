@@ -71,7 +71,7 @@ adversary = ADVERSARY_COUNTS=adversary.$(1).counts tests/$(2) >adversary.$(1).lo
 check-adversary: build
 	@ninja -C build adversary adversary_steps adversary_resume
 	@rm -f build/adversary.*
-	@echo "check-adversary: twice $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs; $(TEAM_FAULTS) faults in" \
+	@echo "check-adversary: 2 x $(ADVERSARY_MUTANTS) faults in $(ADVERSARY_PROGRAMS) programs; $(TEAM_FAULTS) faults in" \
 	    "the steps of each of $(STEPS_TEAMS) teams, in the checkpoints of each of $(RESUME_TEAMS)"
 	@cd build; failed=0; \
 	{ $(call adversary,1,adversary $(ADVERSARY_MUTANTS) $(ADVERSARY_PROGRAMS) $(ADVERSARY_SEED)) && \
