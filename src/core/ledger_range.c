@@ -292,51 +292,36 @@ void qe_range_mark(qe_ledger *ledger, const qe_effect *effect) {
     for (uint32_t id = first; id != stop; id = ledger->pool[id].next) ledger->pool[id].written = 1;
 }
 
-/* Where the bytes end that a write covers from `at` on, or `at` where it does not. Rows ascend, so the last one
- * that begins at or before it reaches farthest. */
-static uint64_t covered_until(const qe_ledger *ledger, const qe_effect *write, uint64_t at) {
-    span row = row_of(ledger, write, 0);
-    if (at < row.begin) return at;
-    uint64_t behind = has_gaps(write) ? (at - row.begin) / write->pitch : 0;
-    uint32_t last = rows_of(write) - 1;
-    row = row_of(ledger, write, behind < last ? (uint32_t)behind : last);
-    return at < row.end ? row.end : at;
-}
-
-/* An op reads what was there before it, or what an earlier effect of its own has written. Returns the first byte of
- * [begin, end) that none of these wrote, or `end`. */
-static uint64_t first_from_before(const qe_judgement *judgement, uint32_t effect_index, uint64_t begin, uint64_t end) {
+/* How many earlier effects of the op itself write byte `at`, and where that changes next, at `until_out` or before. In
+ * a trace what is there holds them already; a ledger's effects have no rows. */
+static uint32_t own_writes(const qe_judgement *judgement, uint32_t effect_index, uint64_t at, uint64_t *until_out) {
     const qe_ledger *ledger = judgement->ledger;
-    const qe_effect *read = &judgement->effects[effect_index];
-    uint64_t at = begin;
-    for (int moved = 1; moved && at < end;) {
-        moved = 0;
-        for (uint32_t i = 0; i < effect_index; i++) {
-            const qe_effect *effect = &judgement->effects[i];
-            if (effect->kind != QE_EFFECT_BUFFER_WRITE) continue;
-            if (ledger->space[effect->object] != ledger->space[read->object]) continue;
-            uint64_t until = covered_until(ledger, effect, at);
-            moved |= until > at;
-            at = until;
-        }
+    uint32_t space = ledger->space[judgement->effects[effect_index].object], count = 0;
+    for (uint32_t i = 0; i < effect_index && !ledger->foreign; i++) {
+        const qe_effect *effect = &judgement->effects[i];
+        if (effect->kind != QE_EFFECT_BUFFER_WRITE || ledger->space[effect->object] != space) continue;
+        span bytes = row_of(ledger, effect, 0);
+        uint64_t border = at < bytes.begin ? bytes.begin : bytes.end;
+        count += at >= bytes.begin && at < bytes.end;
+        if (border > at && border < *until_out) *until_out = border;
     }
-    return at < end ? at : end;
+    return count;
 }
 
 static void check_read(qe_judgement *judgement, uint32_t effect_index, const qe_range *range, span row) {
     const qe_effect *effect = &judgement->effects[effect_index];
-    uint32_t writes = qe_range_writes(judgement->ledger, range);
+    uint32_t before = qe_range_writes(judgement->ledger, range);
     uint64_t begin = range->begin > row.begin ? range->begin : row.begin;
     uint64_t end = range->end < row.end ? range->end : row.end;
-    /* Judged one after the other, what is there holds the earlier ones already. */
-    uint64_t at = judgement->ledger->foreign ? begin : first_from_before(judgement, effect_index, begin, end);
-    if (at == end) return;
-    if (!range->written) {
-        qe_finding finding = {QE_RULE_BUFFER_UNWRITTEN, at - judgement->ledger->shift[effect->object], 0};
-        qe_judgement_report(judgement, effect_index, &finding, NULL);
-    } else if (effect->version != 0 && effect->version != writes) {
-        qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, writes};
-        qe_judgement_report(judgement, effect_index, &finding, &range->write);
+    for (uint64_t at = begin, until = end; at < end; at = until, until = end) {
+        uint32_t own = own_writes(judgement, effect_index, at, &until);
+        if (!range->written && own == 0) {
+            qe_finding finding = {QE_RULE_BUFFER_UNWRITTEN, at - judgement->ledger->shift[effect->object], 0};
+            qe_judgement_report(judgement, effect_index, &finding, NULL);
+        } else if (effect->version != 0 && effect->version != before + own) {
+            qe_finding finding = {QE_RULE_BUFFER_VERSION, effect->version, before + own};
+            qe_judgement_report(judgement, effect_index, &finding, &range->write);
+        }
     }
 }
 

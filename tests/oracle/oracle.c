@@ -73,6 +73,7 @@ static void happen(oracle *o, const qe_effect *e, int item) {
     deed *d = add_deed(o, e, item, 0);
     d->unordered = (raced & RACED) || (wrong && raced == 0);
     d->hollow = wrong && raced == 0;
+    d->takes_over = raced == RACED_BEFORE;
     if (e->kind == QE_EFFECT_BUFFER_DROP) keep_pledges(o, d);
 }
 

@@ -10,6 +10,7 @@ typedef struct deed {
     int item, stream, step;
     int recording; /* 0: it happened; else it is part of that recording and happens at launches */
     int unordered; /* it broke a rule of order: later effects of its op do not come after it */
+    int takes_over; /* that earlier users of its bytes were not awaited is told: they are asked for no more */
     int hollow;    /* what its bytes are was not changed: it broke a rule of memory */
     int sealed;    /* graph.capture: the recording that the graph holds from here on; 0: nothing is told of it */
     int given[QE_PROGRAM_STREAMS_MAX]; /* buffer.drop: last item of each stream that pledged; -1: none */

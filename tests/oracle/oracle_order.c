@@ -130,7 +130,7 @@ int oracle_judge_order(oracle *o, const qe_effect *e, int item, int recording, p
             oracle_note(o, of_earlier_life ? QE_RULE_SYNC_REUSE : race_rule(o, d->stream, stream), e->object, 0);
             found |= of_earlier_life ? RACED_BEFORE : RACED;
         }
-        if (wrote) break;
+        if (wrote || d->takes_over) break;
         reads += writes(e);
     }
     return found;

@@ -322,6 +322,34 @@ static void a_submission_that_names_nothing_real_is_an_argument_error(void **sta
     qe_program_deinit(&program);
 }
 
+/* An op reads bytes that it wrote itself: its own writes count, byte by byte. */
+static void what_an_op_wrote_itself_counts_as_a_write_of_the_step(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t begin, end, version;
+        qe_rule rule;
+    } reads[] = {{0, 8, 0, QE_RULE_NONE},           {0, 8, 1, QE_RULE_NONE},
+                 {4, 8, 2, QE_RULE_NONE},           {0, 4, 2, QE_RULE_BUFFER_VERSION},
+                 {0, 8, 2, QE_RULE_BUFFER_VERSION}, {0, 16, 0, QE_RULE_BUFFER_UNWRITTEN}};
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    qe_ledger *ledger = certify(&program);
+    qe_item item = {.kind = QE_ITEM_OP, .stream = CALLER, .effect_count = 3, .microbatch = QE_NONE};
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
+        qe_effect effects[] = {BUFFER_EFFECT(WRITE, 0, 8, 0), BUFFER_EFFECT(WRITE, 4, 12, 0),
+                               BUFFER_EFFECT(READ, reads[i].begin, reads[i].end, reads[i].version)};
+        if (reads[i].end == 8 && reads[i].version == 1) effects[1].begin = 8;
+        qe_ledger_step_begin(ledger);
+        qe_status status = qe_ledger_submit(ledger, &item, effects, QE_NONE, &violations);
+        assert_int_equal(status, reads[i].rule == QE_RULE_NONE ? QE_OK : QE_CONTRACT);
+        if (status == QE_CONTRACT) assert_int_equal(violations.record[0].rule, reads[i].rule);
+        qe_ledger_step_abort(ledger);
+    }
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(certified_steps_allocate_nothing),
@@ -332,6 +360,7 @@ int main(void) {
         cmocka_unit_test(an_aborted_step_leaves_the_counters_of_the_step_before),
         cmocka_unit_test(what_changes_between_steps_empties_caches_and_only_rises),
         cmocka_unit_test(a_submission_that_names_nothing_real_is_an_argument_error),
+        cmocka_unit_test(what_an_op_wrote_itself_counts_as_a_write_of_the_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

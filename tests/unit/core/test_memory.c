@@ -93,6 +93,30 @@ static qe_status judge_a_program(void) {
     return qe_program_judge(&shared, &violations, NULL);
 }
 
+static qe_program launches;
+
+/* A graph of a deposit, a draw, a slot and bytes, launched so often that what launches add no longer fits where the
+ * program's own deposits and draws would. */
+static void make_launches(void) {
+    enum { LAUNCHES = 40 };
+    FILE *text = tmpfile();
+    assert_non_null(text);
+    fprintf(text, "qet 1\nstream s compute\nslot X\ngrad g\nrng R\nbuffer x bytes=64\ngraph G\n"
+                  "op begin on s : graph.begin G\nop work on s mb=1 : slot.acquire X@1 grad.deposit g rng.draw R@0 "
+                  "buffer.write x[8,16) buffer.read x[9,12)\nop free on s mb=1 : slot.release X@1\n"
+                  "op end on s : graph.capture G@1\nop first on s mb=0 : grad.deposit g,set\n");
+    for (int i = 1; i <= LAUNCHES; i++) fprintf(text, "op replay on s mb=%d : graph.launch G@1\n", i);
+    rewind(text);
+    qe_program_init(&launches);
+    assert_int_equal(qe_trace_read(text, "launches", &launches, NULL), QE_OK);
+    fclose(text);
+}
+
+static qe_status judge_launches(void) {
+    qe_violations violations;
+    return qe_program_judge(&launches, &violations, NULL);
+}
+
 static qe_status certify_a_program(void) {
     qe_ledger *ledger = NULL;
     qe_violations violations;
@@ -154,11 +178,12 @@ static void every_allocation_may_fail(void **state) {
     (void)state;
     if (!CAN_FAIL) skip();
     make_right_program(&shared);
+    make_launches();
     shared_trace = tmpfile();
     assert_non_null(shared_trace);
     assert_int_equal(qe_trace_write(&shared, shared_trace, NULL), QE_OK);
     static const scenario scenarios[] = {read_a_trace, judge_a_program, certify_a_program, depart_with_new_ranges,
-                                         write_a_trace, copy_a_program};
+                                         write_a_trace, copy_a_program, judge_launches};
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
         long failed = fail_each(scenarios[i]);
         print_message("    scenario %zu: %ld allocations, each failed once\n", i, failed);
@@ -166,6 +191,7 @@ static void every_allocation_may_fail(void **state) {
     }
     fclose(shared_trace);
     qe_program_deinit(&shared);
+    qe_program_deinit(&launches);
 }
 
 int main(void) {
