@@ -60,6 +60,7 @@ typedef struct step {
     char name[NAME_BYTES];
     uint8_t traces_only; /* ranks, implicit order, allocations, draws: no ledger takes it */
     uint8_t from_plan;
+    uint8_t whole_graphs; /* what is captured is told by launches alone: operators cannot see it, the oracle can */
     uint8_t single;      /* its end is not its beginning: it is one step and no more */
     uint64_t *delta;  /* [objects] how far a step moves the counter */
 } step;
@@ -68,6 +69,8 @@ void step_init(step *s);
 void step_free(step *s);
 /* Right when program and items are there: declares orders of gradients and finds deltas. */
 void step_seal(step *s);
+void step_number(step *s); /* its entries, where they changed since */
+uint64_t effect_moves(const qe_effect *effect); /* how far it moves its object's counter */
 /* Swaps neighbours that have nothing to do with each other, `tries` times: the same program in another order. */
 void step_shuffle(step *s, dice *d, uint32_t tries);
 /* Do two effects of different items keep their order? Not the ledger's answer: written down here once more. */

@@ -122,8 +122,10 @@ static void take_plan(step *s, dice *d, const qe_plan *plan) {
     if (many) add_words(s, " all ranks");
 }
 
-static int is_run(const step *s, uint32_t first, uint32_t at) {
+/* Ops of one stream without an edge between them; `whole`: of one microbatch, because a launch puts its own in. */
+static int is_run(const step *s, uint32_t first, uint32_t at, int whole) {
     const entry *a = &s->right.entries[first], *b = &s->right.entries[at];
+    if (whole && a->item.microbatch != b->item.microbatch) return 0;
     return b->item.kind == QE_ITEM_OP && b->item.stream == a->item.stream && a->item.kind == QE_ITEM_OP;
 }
 
@@ -142,9 +144,36 @@ static void add_effect(item_list *list, const entry *empty, const qe_effect *eff
     *open = 1;
 }
 
-/* Ops [first, end) of one stream become a graph: what they do to buffers is recorded before the first step, what they
- * do to versions is told behind each launch. */
-static void capture_run(step *s, uint32_t first, uint32_t end, item_list *out) {
+/* What an effect of a recording says: its versions count on from what the counters are when the graph is launched, so
+ * they are told from what they were in front of the run. */
+static qe_effect counted_on(const step *s, const qe_effect *effect, const uint64_t *moved) {
+    qe_effect e = *effect;
+    const qe_object *object = &s->program.objects[e.object];
+    if (object->kind == QE_OBJECT_CACHE) {
+        e.version -= moved[object->weight];
+        if (object->scale != QE_NONE) e.epoch -= moved[object->scale];
+    } else if (object->kind != QE_OBJECT_BUFFER && object->kind != QE_OBJECT_GRAD) {
+        e.version -= moved[e.object];
+    }
+    return e;
+}
+
+static void record_op(step *s, const entry *e, const entry *told, const uint64_t *moved, item_list *out) {
+    entry recorded = *e;
+    int open = 0; /* one op tells of one op */
+    recorded.item.effect_count = 0;
+    for (uint32_t k = 0; k < e->item.effect_count; k++) {
+        int recorded_too = moved != NULL || effect_is(&e->effects[k], QE_OBJECT_BUFFER);
+        if (moved != NULL) recorded.effects[recorded.item.effect_count++] = counted_on(s, &e->effects[k], moved);
+        else if (recorded_too) recorded.effects[recorded.item.effect_count++] = e->effects[k];
+        else add_effect(out, told, &e->effects[k], &open);
+    }
+    sequence_insert(&s->prelude, s->prelude.count, &recorded);
+}
+
+/* Ops [first, end) of one stream become a graph. With `moved`, all that they do is recorded before the first step;
+ * without, what they do to buffers is, and what they do to versions is told behind each launch. */
+static void capture_run(step *s, uint32_t first, uint32_t end, const uint64_t *moved, item_list *out) {
     uint32_t graph, number = s->program.object_count;
     qe_object object = {.kind = QE_OBJECT_GRAPH, .weight = QE_NONE, .scale = QE_NONE};
     snprintf(object.name, sizeof object.name, "graph%u", number);
@@ -156,40 +185,37 @@ static void capture_run(step *s, uint32_t first, uint32_t end, item_list *out) {
     add_effect(&s->prelude, &begin, &(qe_effect){.object = graph, .kind = QE_EFFECT_GRAPH_BEGIN}, &open);
     open = 0;
     add_effect(out, &launch, &(qe_effect){.object = graph, .kind = QE_EFFECT_GRAPH_LAUNCH, .version = 1}, &open);
-    for (uint32_t i = first; i < end; i++) {
-        const entry *e = &s->right.entries[i];
-        entry recorded = *e;
-        recorded.item.effect_count = 0;
-        open = 0; /* one op tells of one op */
-        for (uint32_t k = 0; k < e->item.effect_count; k++)
-            if (effect_is(&e->effects[k], QE_OBJECT_BUFFER))
-                recorded.effects[recorded.item.effect_count++] = e->effects[k];
-            else
-                add_effect(out, &told, &e->effects[k], &open);
-        sequence_insert(&s->prelude, s->prelude.count, &recorded);
-    }
+    for (uint32_t i = first; i < end; i++) record_op(s, &s->right.entries[i], &told, moved, out);
     open = 0;
     add_effect(&s->prelude, &capture, &(qe_effect){.object = graph, .kind = QE_EFFECT_GRAPH_CAPTURE, .version = 1},
                &open);
+}
+
+static void count_moves(const entry *e, uint64_t *moved) {
+    for (uint32_t k = 0; k < e->item.effect_count; k++) moved[e->effects[k].object] += effect_moves(&e->effects[k]);
 }
 
 /* A layer's worth, an action's, or as much as there is between two edges. */
 static void capture_runs(step *s, dice *d) {
     static const uint32_t lengths[] = {6, 12, SEGMENT_MAX};
     uint32_t most = lengths[dice_below(d, 3)];
+    uint64_t *moved = calloc(s->program.object_count + 1u, sizeof *moved);
     item_list out = {0};
+    MUST(moved != NULL);
+    s->whole_graphs = (uint8_t)dice_one_in(d, 2);
     for (uint32_t i = 0; i < s->right.count;) {
         uint32_t end = i + 1;
-        while (end < s->right.count && end - i < most && is_run(s, i, end)) end++;
-        if (end - i > 1 && !dice_one_in(d, 4)) capture_run(s, i, end, &out);
+        while (end < s->right.count && end - i < most && is_run(s, i, end, s->whole_graphs)) end++;
+        if (end - i > 1 && !dice_one_in(d, 4)) capture_run(s, i, end, s->whole_graphs ? moved : NULL, &out);
         else
             for (uint32_t k = i; k < end; k++) sequence_insert(&out, out.count, &s->right.entries[k]);
-        i = end;
+        for (; i < end; i++) count_moves(&s->right.entries[i], moved);
     }
+    free(moved);
     sequence_free(&s->right);
     s->right = out;
     s->traces_only = 1;
-    add_words(s, " captured");
+    add_words(s, s->whole_graphs ? " captured whole" : " captured");
 }
 
 static void draw_counters(step *s, dice *d) {
@@ -225,8 +251,10 @@ void generate_plan(step *s, dice *d) {
     s->from_plan = 1;
     draw_counters(s, d);
     step_shuffle(s, d, dice_below(d, 2 * s->right.count));
-    if (dice_one_in(d, 4)) capture_runs(s, d);
+    int captures = dice_one_in(d, 4);
     step_seal(s);
+    if (captures) capture_runs(s, d);
+    if (captures) step_number(s);
     qe_plan_destroy(plan);
     qe_schedule_deinit(&schedule);
 }

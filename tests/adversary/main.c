@@ -75,7 +75,9 @@ static void try_mutant(const step *s, dice *d, uint64_t seed) {
         int moved = memcmp(m.objects, s->program.objects, s->program.object_count * sizeof *m.objects) != 0;
         if (at == MOMENT_ISSUE && moved) at = MOMENT_PLAN; /* where things lie is told once */
         if (moved) m.at_step = 0;                         /* and it holds from the first step on */
-        verdict expected = expected_of(&m), found = found_at(&m, at);
+        verdict expected = {0}, found = found_at(&m, at);
+        if (s->whole_graphs) oracle_says(&m, expected, &expected);
+        else expected = expected_of(&m);
         int right = is_same(expected, found);
         if (right) right = ask_oracle(&m, at, expected, seed);
         tally_mutant(m.kind, at, expected.rule, right);

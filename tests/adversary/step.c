@@ -17,7 +17,7 @@ void step_free(step *s) {
     memset(s, 0, sizeof *s);
 }
 
-static uint64_t moves(const qe_effect *effect) {
+uint64_t effect_moves(const qe_effect *effect) {
     switch (effect->kind) {
     case QE_EFFECT_SCALE_FOLD:
     case QE_EFFECT_SLOT_ACQUIRE:
@@ -29,19 +29,24 @@ static uint64_t moves(const qe_effect *effect) {
 }
 
 void step_seal(step *s) {
-    s->delta = calloc(s->program.object_count + 1, sizeof *s->delta);
+    /* graphs may come behind: at most one for each entry */
+    s->delta = calloc(s->program.object_count + s->right.count + 1u, sizeof *s->delta);
     MUST(s->delta != NULL);
     for (uint32_t i = 0; i < s->right.count; i++) {
         entry *e = &s->right.entries[i];
         e->source = i;
         for (uint32_t k = 0; k < e->item.effect_count; k++) {
             const qe_effect *effect = &e->effects[k];
-            s->delta[effect->object] += moves(effect);
+            s->delta[effect->object] += effect_moves(effect);
             if (effect->kind != QE_EFFECT_GRAD_DEPOSIT) continue;
             qe_deposit deposit = {effect->object, effect->microbatch, effect->use};
             MUST(qe_program_add_deposit(&s->program, &deposit, NULL) == QE_OK);
         }
     }
+}
+
+void step_number(step *s) {
+    for (uint32_t i = 0; i < s->right.count; i++) s->right.entries[i].source = i;
 }
 
 int effect_is(const qe_effect *effect, qe_object_kind kind) {
