@@ -44,25 +44,39 @@ static void count_planned(row *r, const qe_plan *plan) {
         }
 }
 
-static qe_status open_both(bench *b, qe_error *error) {
-    for (int way = 0; way < WAYS; way++) {
-        qe_settings settings = b->row.settings;
-        settings.pipeline.placement = way == COPY ? QE_PLACEMENT_COPY : QE_PLACEMENT_DIRECT;
-        QE_TRY(qe_bench_run_open(b->run[way], &settings, b->device, error));
-        b->row.copies[way] = b->run[way]->last.gradient_copies;
-    }
-    memcpy(b->row.backend, b->run[DIRECT]->session.backend, sizeof b->row.backend);
-    count_planned(&b->row, b->run[COPY]->session.train);
+static qe_status open_way(bench *b, int way, qe_error *error) {
+    qe_settings settings = b->row.settings;
+    settings.pipeline.placement = way == COPY ? QE_PLACEMENT_COPY : QE_PLACEMENT_DIRECT;
+    QE_TRY(qe_bench_run_open(b->run[way], &settings, b->device, error));
+    b->row.copies[way] = b->run[way]->last.gradient_copies;
+    memcpy(b->row.backend, b->run[way]->session.backend, sizeof b->row.backend);
+    if (way == COPY) count_planned(&b->row, b->run[COPY]->session.train);
     return QE_OK;
+}
+
+static qe_status hash_way(bench *b, int way, qe_error *error) {
+    return qe_team_state_hash(b->run[way]->session.team, b->row.hash[way], error);
 }
 
 /* The two take turns, and who begins changes. */
 static qe_status take_turns(bench *b, qe_error *error) {
+    for (int way = 0; way < WAYS; way++) QE_TRY(open_way(b, way, error));
     for (uint64_t pair = 0; pair < b->pairs; pair++)
         for (uint64_t turn = 0; turn < WAYS; turn++)
             QE_TRY(qe_bench_run_steps(b->run[(turn + pair) % WAYS], b->steps, error));
-    for (int way = 0; way < WAYS; way++)
-        QE_TRY(qe_team_state_hash(b->run[way]->session.team, b->row.hash[way], error));
+    for (int way = 0; way < WAYS; way++) QE_TRY(hash_way(b, way, error));
+    return QE_OK;
+}
+
+/* Streams of two teams of several ranks are more than a GPU has connections for, and one that waits would hold up
+ * another. */
+static qe_status one_by_one(bench *b, qe_error *error) {
+    for (int way = 0; way < WAYS; way++) {
+        QE_TRY(open_way(b, way, error));
+        QE_TRY(qe_bench_run_steps(b->run[way], b->pairs * b->steps, error));
+        QE_TRY(hash_way(b, way, error));
+        qe_bench_run_close(b->run[way]);
+    }
     return QE_OK;
 }
 
@@ -90,8 +104,8 @@ static void take_figures(bench *b) {
 static qe_status measure(bench *b, qe_error *error) {
     qe_bench_choices choices;
     qe_status status = qe_bench_choices_open(&choices, b->device, &b->row.settings, error);
-    if (status == QE_OK) status = open_both(b, error);
-    if (status == QE_OK) status = take_turns(b, error);
+    int together = b->device != QE_DEVICE_CUDA || b->row.settings.pipeline.ranks == 1;
+    if (status == QE_OK) status = together ? take_turns(b, error) : one_by_one(b, error);
     if (status == QE_OK) take_figures(b);
     for (int way = WAYS; way-- > 0;) qe_bench_run_close(b->run[way]);
     qe_bench_choices_close(&choices);
@@ -225,11 +239,11 @@ const qe_command qe_command_bench_placement = {
     .arguments = "[SHAPE...]",
     .summary = "time gradients placed directly against gradients copied: same bits, fewer bytes",
     .details =
-        "Two runs from the same random weights take turns: one accumulates every weight gradient where it lives, the\n"
-        "other in memory that belongs to its graph, from which it goes on behind every microbatch\n"
-        "(docs/placement.md). Prints both step times, how many gradients were copied in a step, the bytes that this\n"
-        "moved and what they would take at the rate of a large copy timed in the same run, and the state's hash of\n"
-        "both: other bits are exit status 4.\n"
+        "Two runs from the same random weights take turns (ranks that share a GPU: one run after the other): one\n"
+        "accumulates every weight gradient where it lives, the other in memory that belongs to its graph, from which\n"
+        "it goes on behind every microbatch (docs/placement.md). Prints both step times, how many gradients were\n"
+        "copied in a step, the bytes that this moved and what they would take at the rate of a large copy timed in\n"
+        "the same run, and the state's hash of both: other bits are exit status 4.\n"
         "\n"
         "Shapes: hHIDDEN-tTOKENS, e.g. h2048-t1024 (the default on cuda): 4 layers over 4 ranks of one process,\n"
         "ffn 4 hidden, zbh1, 8 microbatches of so many tokens; reference (the host's default): 3 layers, one rank,\n"
