@@ -125,6 +125,7 @@ static inline qe_plan *world_plan(const qe_schedule *schedule, const qe_model *m
         .forward_only = forward_only != 0,
         .cache_weights = !options->baseline && !options->no_cache,
         .reuse_slots = !options->baseline && !options->no_reuse,
+        .share_slots = !options->baseline && !options->no_reuse,
         .placement = options->baseline || options->copy ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT,
         .sums_apart = options->apart != 0,
     };

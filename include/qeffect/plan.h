@@ -129,6 +129,8 @@ typedef struct qe_plan_options {
     qe_gradient_placement placement;
     uint8_t sums_apart;       /* copy: products are set in scratch and added to the gradient (qe_numerics.sums_apart);
                                  0: the gradient is moved to scratch, accumulated there, and moved back */
+    uint8_t share_slots;      /* 1: slots of different kinds and stages may lie in one region, in turns; 0: a region for
+                                 each slot of a pool */
 } qe_plan_options;
 
 /* A unit of work: one call of the model's `lower`, or one op of the plan's own. */
@@ -160,13 +162,22 @@ typedef struct qe_unit {
     uint32_t generation[QE_SLOT_KINDS];
 } qe_unit;
 
+/* Memory that serves one slot after another, of whatever pools: their lives do not meet. It is one object of the
+ * program, so that what waits for a slot waits for whoever had its memory before. */
+typedef struct qe_region {
+    uint32_t object;
+    uint8_t kind;          /* qe_slot_kind it was made for */
+    uint64_t bytes;        /* with the witness word, in the last QE_ALIGN_BYTES */
+} qe_region;
+
 /* Slots of one (stage, kind) on a rank. */
 typedef struct qe_pool {
     uint16_t stage;
     uint8_t kind;          /* qe_slot_kind */
     uint32_t count;
-    uint64_t slot_bytes;   /* with the witness word, in the last QE_ALIGN_BYTES */
+    uint64_t slot_bytes;   /* that a slot needs, with the witness word */
     uint32_t *objects;     /* [count] program objects */
+    uint32_t *regions;     /* [count] where each lies */
 } qe_pool;
 
 typedef struct qe_rank_plan {
@@ -177,11 +188,13 @@ typedef struct qe_rank_plan {
     uint32_t unit_count, unit_capacity, op_count;
     qe_pool *pools;
     uint32_t pool_count;
+    qe_region *regions;
+    uint32_t region_count, region_capacity;
     qe_weight_place *places; /* [weight_count], addresses NULL; objects QE_NONE for weights of other ranks */
     uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object, deposits_object;
     uint32_t tally_count;  /* words of deposits_object; one per gradient, what is deposited together lies together */
     uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */
-    uint64_t slot_bytes;   /* of all pools: the activation memory of the rank */
+    uint64_t slot_bytes;   /* of all regions: the activation memory of the rank */
     uint32_t stream_compute, stream_caller, stream_host; /* the host stream is used by nothing that is planned */
 } qe_rank_plan;
 

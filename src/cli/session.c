@@ -223,14 +223,15 @@ static qe_status check_memory(const qe_session *session, qe_error *error_out) {
 static qe_status make_plans(qe_session *session, const qe_session_options *options, qe_error *error_out) {
     const qe_settings *s = &session->settings;
     int baseline = s->train.mode == QE_TRAIN_BASELINE;
-    qe_plan_options plan = {.cache_weights = s->pipeline.cache_weights && !baseline, .reuse_slots = !baseline};
+    qe_plan_options plan = {.cache_weights = s->pipeline.cache_weights && !baseline, .reuse_slots = !baseline,
+                            .share_slots = !baseline};
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
     plan.sums_apart = !baseline && qe_device_backend(session->device)->numerics.sums_apart;
     QE_TRY(make_schedule(session, &plan, error_out));
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
     if (options->no_evaluation) return check_memory(session, error_out);
     QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
-    qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1};
+    qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1, .share_slots = 1};
     QE_TRY(create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out));
     return check_memory(session, error_out);
 }

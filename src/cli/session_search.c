@@ -1,5 +1,5 @@
-/* session_search.c - searches the schedule of a run. The search counts what microbatches keep; the plan counts slots,
- * pool by pool, which may be more. So an order that does not fit is searched again under a smaller limit. */
+/* session_search.c - searches the schedule of a run. The search counts what microbatches keep; the plan counts the
+ * memory of slots, which may be more. So an order that does not fit is searched again under a smaller limit. */
 #include "cli/session_search.h"
 
 #include <stdlib.h>
@@ -58,7 +58,8 @@ static qe_status make_plan(const seeker *on, const qe_schedule *schedule, qe_pla
     qe_violations violations;
     qe_counterexample counterexample = {0};
     qe_plan_options options = *on->plan;
-    options.reuse_slots = 1; /* the baseline runs an order of its own, and the limit is not about it */
+    /* the baseline runs an order of its own, and the limit is not about it */
+    options.reuse_slots = options.share_slots = 1;
     qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, &options, plan_out, &violations,
                                       &counterexample, error_out);
     qe_counterexample_deinit(&counterexample);

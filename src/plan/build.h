@@ -29,10 +29,17 @@ typedef struct qe_draft {
     uint32_t first_wait, wait_count;
 } qe_draft;
 
-/* Free list of one pool while slots are handed out in program order. */
+/* Which slots may lie in memory that another pool's slot has left. */
+typedef enum qe_sharing { QE_SHARING_NONE, QE_SHARING_KIND, QE_SHARING_ALL, QE_SHARINGS } qe_sharing;
+
+/* A region while slots are handed out in program order. */
+typedef struct qe_region_state {
+    uint32_t generation; /* the last one */
+    uint8_t live;
+} qe_region_state;
+
+/* One pool while slots are handed out in program order. */
 typedef struct qe_pool_state {
-    uint8_t *live; /* [microbatches] by slot index */
-    uint32_t *generation; /* [microbatches] last generation of a slot index */
     uint32_t *slot_of; /* [microbatches] slot index of a live microbatch */
     uint32_t deferred; /* outgoing pools: freed one release later, so that a send overlaps the next result */
 } qe_pool_state;
@@ -43,6 +50,9 @@ typedef struct qe_build {
     uint32_t rank;
     qe_rank_plan *out;
     qe_pool_state *pool_states; /* parallel to out->pools */
+    qe_region_state *region_states; /* parallel to out->regions */
+    uint32_t region_state_capacity;
+    qe_sharing sharing;
     qe_edge edges[QE_STREAMS_MAX];
     uint32_t edge_count;
     qe_draft *drafts;

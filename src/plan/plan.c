@@ -4,6 +4,8 @@
 #include "base/assert.h"
 #include "plan/build.h"
 
+enum { SHARING_WORTH = 100 }; /* a hundredth of the slots' memory */
+
 const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_slot_kind kind) {
     for (uint32_t i = 0; i < rank->pool_count; i++)
         if (rank->pools[i].stage == stage && rank->pools[i].kind == kind) return &rank->pools[i];
@@ -52,8 +54,12 @@ void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const 
 
 static void rank_plan_deinit(qe_rank_plan *rank) {
     qe_program_deinit(&rank->program);
-    for (uint32_t i = 0; i < rank->pool_count; i++) free(rank->pools[i].objects);
+    for (uint32_t i = 0; i < rank->pool_count; i++) {
+        free(rank->pools[i].objects);
+        free(rank->pools[i].regions);
+    }
     free(rank->pools);
+    free(rank->regions);
     free(rank->places);
     free(rank->units);
     free(rank->item_op);
@@ -81,13 +87,14 @@ static qe_status rank_parts(qe_build *build) {
     return qe_build_program(build);
 }
 
-static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
-                             qe_error *error_out) {
+static qe_status rank_build(const qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
+                            qe_sharing sharing, qe_rank_plan *out, qe_error *error_out) {
     qe_build build = {.plan = plan,
                       .schedule = schedule,
                       .rank = rank,
-                      .out = &plan->rank[rank],
+                      .out = out,
                       .unbounded_sends = unbounded_sends,
+                      .sharing = sharing,
                       .error = error_out};
     qe_program_init(&build.out->program);
     size_t pools = (size_t)plan->stages * QE_SLOT_KINDS;
@@ -102,10 +109,34 @@ static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_
         !build.tallied)
         status = qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the plan of rank %u", rank);
     if (status == QE_OK) status = rank_parts(&build);
-    for (uint32_t i = 0; i < build.out->pool_count; i++)
-        build.out->slot_bytes += build.out->pools[i].count * build.out->pools[i].slot_bytes;
+    for (uint32_t i = 0; i < build.out->region_count; i++) build.out->slot_bytes += build.out->regions[i].bytes;
     build_deinit(&build);
     return status;
+}
+
+static int holds_one_stage(const qe_plan *plan, uint32_t rank) {
+    uint32_t stages = 0;
+    for (uint32_t stage = 0; stage < plan->stages; stage++) stages += plan->stage_rank[stage] == rank;
+    return stages == 1;
+}
+
+/* Slots are handed out in program order, without looking ahead, so memory that is shared more may be more memory: a
+ * small slot may have taken what a large one needs next. The least of all ways is taken, and sharing only where it is
+ * worth the graphs that it may cost. */
+static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
+                             qe_error *error_out) {
+    qe_rank_plan *best = &plan->rank[rank];
+    QE_TRY(rank_build(plan, schedule, rank, unbounded_sends, QE_SHARING_NONE, best, error_out));
+    for (int sharing = QE_SHARING_NONE + 1; plan->options.share_slots && sharing < QE_SHARINGS; sharing++) {
+        qe_rank_plan other = {0};
+        if (sharing == QE_SHARING_KIND && holds_one_stage(plan, rank)) continue; /* the same as none */
+        qe_status status = rank_build(plan, schedule, rank, unbounded_sends, (qe_sharing)sharing, &other, error_out);
+        int better = status == QE_OK && other.slot_bytes < best->slot_bytes - best->slot_bytes / SHARING_WORTH;
+        rank_plan_deinit(better ? best : &other);
+        if (better) *best = other;
+        QE_TRY(status);
+    }
+    return QE_OK;
 }
 
 static qe_status ranks_create(qe_plan *plan, const qe_schedule *schedule, int unbounded_sends, qe_error *error_out) {

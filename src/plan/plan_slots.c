@@ -1,4 +1,7 @@
-/* plan_slots.c - hands out slots in program order. A pool grows to the peak of live microbatches and no further. */
+/* plan_slots.c - hands out slots in program order. A pool grows to the peak of live microbatches and no further. What
+ * lives and dies on the compute stream (slots I, X, Y) may lie where a slot of another kind or stage lay before: the
+ * order of the program is the order of that stream. Slots of transfers keep to their own memory: sharing it would make
+ * one transfer wait for another. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +32,10 @@ static qe_status pool_init(qe_build *build, uint32_t stage, qe_slot_kind kind) {
     *pool = (qe_pool){.stage = (uint16_t)stage, .kind = (uint8_t)kind};
     pool->slot_bytes = plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind) + QE_ALIGN_BYTES;
     pool->objects = calloc(plan->microbatches, sizeof *pool->objects);
-    state->live = calloc(plan->microbatches, sizeof *state->live);
-    state->generation = calloc(plan->microbatches, sizeof *state->generation);
+    pool->regions = calloc(plan->microbatches, sizeof *pool->regions);
     state->slot_of = malloc(plan->microbatches * sizeof *state->slot_of);
     build->out->pool_count++;
-    if (pool->objects == NULL || state->live == NULL || state->generation == NULL || state->slot_of == NULL)
+    if (pool->objects == NULL || pool->regions == NULL || state->slot_of == NULL)
         return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches",
                             "no memory for a slot pool of %u microbatches", plan->microbatches);
     memset(state->slot_of, 0xff, plan->microbatches * sizeof *state->slot_of);
@@ -52,11 +54,8 @@ qe_status qe_build_pools(qe_build *build) {
 }
 
 void qe_build_pools_deinit(qe_build *build) {
-    for (uint32_t i = 0; i < build->out->pool_count; i++) {
-        free(build->pool_states[i].live);
-        free(build->pool_states[i].generation);
-        free(build->pool_states[i].slot_of);
-    }
+    for (uint32_t i = 0; i < build->out->pool_count; i++) free(build->pool_states[i].slot_of);
+    free(build->region_states);
 }
 
 static uint32_t pool_index(const qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
@@ -76,17 +75,56 @@ static uint32_t free_slot(const qe_build *build, uint32_t index) {
     const qe_pool_state *state = &build->pool_states[index];
     int fresh = !build->plan->options.reuse_slots || (build->unbounded_sends && is_outgoing(pool));
     for (uint32_t slot = 0; !fresh && slot < pool->count; slot++)
-        if (!state->live[slot] && slot != state->deferred) return slot;
+        if (!build->region_states[pool->regions[slot]].live && slot != state->deferred) return slot;
     return pool->count;
+}
+
+static int on_compute(uint8_t kind) {
+    return kind == QE_SLOT_I || kind == QE_SLOT_X || kind == QE_SLOT_Y;
+}
+
+static int may_share(const qe_build *build, const qe_pool *pool, const qe_region *region) {
+    if (build->sharing == QE_SHARING_NONE || !build->plan->options.reuse_slots) return 0;
+    if (!on_compute(pool->kind) || !on_compute(region->kind)) return 0;
+    return build->sharing == QE_SHARING_ALL || pool->kind == region->kind;
+}
+
+/* The smallest memory that is free and large enough; QE_NONE: there is none. */
+static uint32_t idle_region(const qe_build *build, const qe_pool *pool) {
+    uint32_t best = QE_NONE;
+    for (uint32_t r = 0; r < build->out->region_count; r++) {
+        const qe_region *region = &build->out->regions[r];
+        if (build->region_states[r].live || region->bytes < pool->slot_bytes || !may_share(build, pool, region))
+            continue;
+        if (best == QE_NONE || region->bytes < build->out->regions[best].bytes) best = r;
+    }
+    return best;
+}
+
+static qe_status add_region(qe_build *build, const qe_pool *pool, uint32_t *index_out) {
+    qe_rank_plan *out = build->out;
+    qe_object object = {.kind = QE_OBJECT_SLOT, .weight = QE_NONE, .scale = QE_NONE};
+    uint32_t count = out->region_count;
+    if (qe_build_grow((void **)&out->regions, count, &out->region_capacity, sizeof *out->regions) != 0 ||
+        qe_build_grow((void **)&build->region_states, count, &build->region_state_capacity,
+                      sizeof *build->region_states) != 0)
+        return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches", "no memory for %u slots",
+                            count + 1);
+    out->regions[count] = (qe_region){.kind = pool->kind, .bytes = pool->slot_bytes};
+    build->region_states[count] = (qe_region_state){0};
+    snprintf(object.name, sizeof object.name, "%s.s%u.%u", kind_names[pool->kind], pool->stage, pool->count);
+    QE_TRY(qe_program_add_object(&out->program, &object, &out->regions[count].object, build->error));
+    *index_out = out->region_count++;
+    return QE_OK;
 }
 
 static qe_status add_slot(qe_build *build, uint32_t index) {
     qe_pool *pool = &build->out->pools[index];
     QE_ASSERT(pool->count < build->plan->microbatches);
-    qe_object object = {.kind = QE_OBJECT_SLOT, .weight = QE_NONE, .scale = QE_NONE};
-    snprintf(object.name, sizeof object.name, "%s.s%u.%u", kind_names[pool->kind], pool->stage, pool->count);
-    QE_TRY(qe_program_add_object(&build->out->program, &object, &pool->objects[pool->count], build->error));
-    pool->count++;
+    uint32_t region = idle_region(build, pool);
+    if (region == QE_NONE) QE_TRY(add_region(build, pool, &region));
+    pool->regions[pool->count] = region;
+    pool->objects[pool->count++] = build->out->regions[region].object;
     return QE_OK;
 }
 
@@ -96,10 +134,11 @@ qe_status qe_build_acquire(qe_build *build, qe_unit *unit, qe_slot_kind kind) {
     qe_pool_state *state = &build->pool_states[index];
     uint32_t slot = free_slot(build, index);
     if (slot == build->out->pools[index].count) QE_TRY(add_slot(build, index));
-    QE_ASSERT(!state->live[slot]);
+    qe_region_state *region = &build->region_states[build->out->pools[index].regions[slot]];
+    QE_ASSERT(!region->live);
     QE_ASSERT(state->slot_of[unit->microbatch] == QE_NONE);
-    state->live[slot] = 1;
-    state->generation[slot]++;
+    region->live = 1;
+    region->generation++;
     state->slot_of[unit->microbatch] = slot;
     qe_build_attach(build, unit, kind);
     return QE_OK;
@@ -112,7 +151,7 @@ void qe_build_attach(qe_build *build, qe_unit *unit, qe_slot_kind kind) {
     uint32_t slot = state->slot_of[unit->microbatch];
     if (slot == QE_NONE) return;
     unit->slot[kind] = slot;
-    unit->generation[kind] = state->generation[slot];
+    unit->generation[kind] = build->region_states[build->out->pools[index].regions[slot]].generation;
 }
 
 void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
@@ -121,7 +160,7 @@ void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
     qe_pool_state *state = &build->pool_states[index];
     uint32_t slot = state->slot_of[unit->microbatch];
     QE_ASSERT(slot != QE_NONE);
-    state->live[slot] = 0;
+    build->region_states[build->out->pools[index].regions[slot]].live = 0;
     state->slot_of[unit->microbatch] = QE_NONE;
     if (is_outgoing(&build->out->pools[index])) state->deferred = slot;
 }

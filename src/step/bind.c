@@ -27,7 +27,7 @@ static char *slot_address(const qe_binding *binding, const qe_unit *unit, qe_slo
     const qe_pool *pool = qe_rank_plan_pool(binding->rank_plan, stage, resolved);
     QE_ASSERT(pool != NULL);
     QE_ASSERT(unit->slot[kind] < pool->count);
-    return binding->pool_memory[pool - binding->rank_plan->pools] + unit->slot[kind] * pool->slot_bytes;
+    return binding->regions[pool->regions[unit->slot[kind]]];
 }
 
 uint64_t *qe_binding_slot_witness(const qe_binding *binding, const qe_unit *unit, qe_slot_kind kind) {
@@ -36,7 +36,8 @@ uint64_t *qe_binding_slot_witness(const qe_binding *binding, const qe_unit *unit
     uint32_t stage;
     qe_slot_kind resolved;
     qe_plan_resolve_slot(binding->plan, unit->stage, kind, &stage, &resolved);
-    uint64_t bytes = qe_rank_plan_pool(binding->rank_plan, stage, resolved)->slot_bytes;
+    const qe_pool *pool = qe_rank_plan_pool(binding->rank_plan, stage, resolved);
+    uint64_t bytes = binding->rank_plan->regions[pool->regions[unit->slot[kind]]].bytes;
     return (uint64_t *)(void *)(slot + bytes - QE_ALIGN_BYTES);
 }
 
@@ -266,16 +267,24 @@ static qe_status bind_places(qe_rank *rank, qe_binding *binding, qe_error *error
     return QE_OK;
 }
 
-static qe_status allocate_pools(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
+/* One piece of memory for all regions of a kind. */
+static qe_status allocate_regions(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     const qe_rank_plan *rank_plan = binding->rank_plan;
-    binding->pool_memory = calloc(rank_plan->pool_count + 1, sizeof *binding->pool_memory);
-    if (binding->pool_memory == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for slot pools");
-    for (uint32_t i = 0; i < rank_plan->pool_count; i++) {
-        uint64_t bytes = rank_plan->pools[i].count * rank_plan->pools[i].slot_bytes;
-        qe_memory_kind kind = qe_memory_kind_of_slot((qe_slot_kind)rank_plan->pools[i].kind);
-        binding->pool_memory[i] = qe_rank_alloc(rank, kind, bytes, error_out);
-        if (bytes > 0 && binding->pool_memory[i] == NULL) return QE_ERROR_MEMORY;
-        binding->slot_bytes += bytes;
+    uint64_t bytes[QE_SLOT_KINDS] = {0}, placed[QE_SLOT_KINDS] = {0};
+    binding->regions = calloc(rank_plan->region_count + 1u, sizeof *binding->regions);
+    if (binding->regions == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for slots");
+    for (uint32_t r = 0; r < rank_plan->region_count; r++)
+        bytes[rank_plan->regions[r].kind] += rank_plan->regions[r].bytes;
+    for (int kind = 0; kind < QE_SLOT_KINDS; kind++) {
+        qe_memory_kind counted = qe_memory_kind_of_slot((qe_slot_kind)kind);
+        binding->slot_memory[kind] = qe_rank_alloc(rank, counted, bytes[kind], error_out);
+        if (bytes[kind] > 0 && binding->slot_memory[kind] == NULL) return QE_ERROR_MEMORY;
+        binding->slot_bytes += bytes[kind];
+    }
+    for (uint32_t r = 0; r < rank_plan->region_count; r++) {
+        const qe_region *region = &rank_plan->regions[r];
+        binding->regions[r] = binding->slot_memory[region->kind] + placed[region->kind];
+        placed[region->kind] += region->bytes;
     }
     return QE_OK;
 }
@@ -299,7 +308,7 @@ static qe_status allocate_buffers(qe_rank *rank, qe_binding *binding, qe_error *
     binding->ops = calloc(binding->rank_plan->op_count + 1, sizeof *binding->ops);
     if (binding->ops == NULL)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for %u ops", binding->rank_plan->op_count);
-    return allocate_pools(rank, binding, error_out);
+    return allocate_regions(rank, binding, error_out);
 }
 
 static qe_status create_streams(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
@@ -369,8 +378,7 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
         if (binding->streams[i] != NULL) ops->destroy(binding->streams[i]);
     for (uint32_t i = 0; binding->events != NULL && i < program->event_count; i++)
         if (binding->events[i] != NULL) ops->event_destroy(binding->events[i]);
-    for (uint32_t i = 0; binding->pool_memory != NULL && i < binding->rank_plan->pool_count; i++)
-        qe_rank_free(rank, binding->pool_memory[i]);
+    for (int kind = 0; kind < QE_SLOT_KINDS; kind++) qe_rank_free(rank, binding->slot_memory[kind]);
     void *buffers[] = {binding->work, binding->grad_scratch, binding->tokens, binding->loss, binding->norms,
                        binding->deposits};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) qe_rank_free(rank, buffers[i]);
@@ -381,7 +389,7 @@ void qe_binding_destroy(qe_rank *rank, qe_binding *binding) {
     qe_guard_destroy(rank, binding);
     free(binding->streams);
     free(binding->events);
-    free(binding->pool_memory);
+    free(binding->regions);
     free(binding->places);
     free(binding->ops);
     memset(binding, 0, sizeof *binding);

@@ -54,18 +54,16 @@ static uint32_t weight_of(const ranges *all, uint32_t object, int *role_out) {
 /* Who acquires a slot moves its witness word; who borrows it, its bytes. */
 static void add_slot(ranges *all, const qe_effect *effect) {
     const qe_rank_plan *plan = all->binding->rank_plan;
-    for (uint32_t p = 0; p < plan->pool_count; p++)
-        for (uint32_t i = 0; i < plan->pools[p].count; i++) {
-            const qe_pool *pool = &plan->pools[p];
-            if (pool->objects[i] != effect->object) continue;
-            const char *at = all->binding->pool_memory[p] + i * pool->slot_bytes;
-            uint64_t bytes = pool->slot_bytes - QE_ALIGN_BYTES;
-            if (effect->kind == QE_EFFECT_SLOT_ACQUIRE)
-                add(all, at + bytes, sizeof(uint64_t), READS | WRITES, "witness");
-            else
-                add(all, at, bytes, effect->write ? READS | WRITES : READS, NULL);
-            return;
-        }
+    for (uint32_t r = 0; r < plan->region_count; r++) {
+        if (plan->regions[r].object != effect->object) continue;
+        const char *at = all->binding->regions[r];
+        uint64_t bytes = plan->regions[r].bytes - QE_ALIGN_BYTES;
+        if (effect->kind == QE_EFFECT_SLOT_ACQUIRE)
+            add(all, at + bytes, sizeof(uint64_t), READS | WRITES, "witness");
+        else
+            add(all, at, bytes, effect->write ? READS | WRITES : READS, NULL);
+        return;
+    }
     QE_ASSERT(0 && "a slot of this rank");
 }
 

@@ -22,11 +22,9 @@ static void weight_words(const qe_rank *rank, const qe_binding *binding, uint32_
 static void find_words(const qe_rank *rank, const qe_binding *binding, uint64_t **words) {
     for (uint32_t weight = 0; weight < binding->plan->weight_count; weight++)
         weight_words(rank, binding, weight, words);
-    for (uint32_t p = 0; p < binding->rank_plan->pool_count; p++) {
-        const qe_pool *pool = &binding->rank_plan->pools[p];
-        for (uint32_t slot = 0; slot < pool->count; slot++)
-            words[pool->objects[slot]] =
-                (uint64_t *)(void *)(binding->pool_memory[p] + (slot + 1) * pool->slot_bytes - QE_ALIGN_BYTES);
+    for (uint32_t r = 0; r < binding->rank_plan->region_count; r++) {
+        const qe_region *region = &binding->rank_plan->regions[r];
+        words[region->object] = (uint64_t *)(void *)(binding->regions[r] + region->bytes - QE_ALIGN_BYTES);
     }
 }
 

@@ -63,9 +63,8 @@ static void add_binding(const qe_plan *plan, uint32_t rank, qe_memory_ledger *le
     const qe_model_ops *ops = plan->model_ops;
     const qe_rank_plan *out = &plan->rank[rank];
     uint64_t *workspace = &ledger->bytes[QE_MEMORY_WORKSPACE];
-    for (uint32_t p = 0; p < out->pool_count; p++)
-        ledger->bytes[qe_memory_kind_of_slot((qe_slot_kind)out->pools[p].kind)] +=
-            out->pools[p].count * out->pools[p].slot_bytes;
+    for (uint32_t r = 0; r < out->region_count; r++)
+        ledger->bytes[qe_memory_kind_of_slot((qe_slot_kind)out->regions[r].kind)] += out->regions[r].bytes;
     *workspace += ops->work_bytes(plan->model);
     *workspace += 2ull * ops->tokens(plan->model) * sizeof(int32_t) * plan->microbatches; /* tokens and targets */
     *workspace += plan->microbatches * sizeof(double) + plan->weight_count * sizeof(double); /* losses, norms */

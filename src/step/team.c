@@ -218,7 +218,7 @@ static qe_status read_logits(qe_team *team, float *logits_out, uint64_t offset_b
     qe_rank *rank = &team->ranks[plan->stage_rank[plan->stages - 1]];
     const qe_pool *pool = qe_rank_plan_pool(rank->evaluate.rank_plan, plan->stages - 1, QE_SLOT_X);
     QE_ASSERT(pool != NULL);
-    const char *slots = rank->evaluate.pool_memory[pool - rank->evaluate.rank_plan->pools];
+    const char *slots = rank->evaluate.regions[pool->regions[0]];
     return team->options.backend->memory->read(rank->device, logits_out, slots + offset_bytes, bytes, error_out);
 }
 

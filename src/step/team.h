@@ -35,7 +35,8 @@ typedef struct qe_binding {
     const qe_plan *plan; /* NULL: this team has no such plan */
     const qe_rank_plan *rank_plan;
     qe_weight_place *places; /* [weight_count] objects of this plan, addresses of the rank */
-    char **pool_memory; /* [pool_count] */
+    char *slot_memory[QE_SLOT_KINDS]; /* the regions that were made for each kind */
+    char **regions; /* [region_count] where each lies in it */
     char *work, *grad_scratch; /* grad_scratch: parallel to the rank's gradients */
     int32_t *tokens, *staging; /* device and host: [microbatches][tokens | targets][T] */
     double *loss, *loss_host, *norms; /* device, host, device */
