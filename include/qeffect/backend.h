@@ -38,7 +38,8 @@ typedef struct qe_memory_ops {
     qe_status (*read)(qe_device *device, void *to_host, const void *from, size_t bytes, qe_error *error_out);
     /* A copy that the work does not wait for, in two steps: kept within the device, which is fast, then fetched beside
      * the work. Both NULL: memory is the host's, and there is nothing to gain.
-     * keep: returns when all ranges are copied. Requires: nothing writes them meanwhile. Capture: forbidden.
+     * keep: the copies are under way, and taken when the next `write` to this device returns. Requires: until then
+     * nothing changes the ranges. Capture: forbidden.
      * fetch: what was kept, to the host. Thread: any, one at a time, beside all other calls. Capture: allowed. */
     qe_status (*keep)(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out);
     qe_status (*fetch)(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out);

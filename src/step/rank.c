@@ -187,6 +187,7 @@ static void end_step(qe_rank *rank, qe_binding *binding) {
 
 static qe_status run_commit(qe_rank *rank, qe_binding *binding) {
     qe_adamw constants = rank->team->optimizer->constants(rank->team->optimizer->context, rank->gradient_norm);
+    /* With it copies of the state that a checkpoint keeps are taken: from here on the state changes. */
     QE_TRY(qe_rank_write(rank, rank->adamw, &constants, sizeof constants, &rank->error));
     uint32_t end = binding->rank_plan->program.item_count;
     uint64_t begin = now_ns();

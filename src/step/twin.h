@@ -15,7 +15,7 @@ typedef struct qe_twin {
 qe_twin *qe_twins_create(qe_team *team);
 /* Requires: the team's devices are open. */
 void qe_twins_destroy(qe_twin *twins, uint32_t count);
-/* Requires: the rank's streams are idle. On failure: QE_ERROR_DEVICE. */
+/* Requires: the rank's streams are idle; nothing but a commit changes the state. On failure: QE_ERROR_DEVICE. */
 qe_status qe_twin_keep(const qe_twin *twin, qe_error *error_out);
 /* What lay at `from`, which is memory of the rank, when it was kept. Thread: any, one at a time. */
 qe_status qe_twin_read(const qe_twin *twin, void *to_host, const void *from, size_t bytes, qe_error *error_out);

@@ -72,6 +72,8 @@ static void cuda_close(qe_device *device) {
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
     (void)cudaFree(device->keeping);
+    (void)cudaFreeHost(device->staging);
+    if (device->kept != NULL) (void)cudaEventDestroy(device->kept);
     if (device->fetching != NULL) (void)cudaStreamDestroy(device->fetching);
     qe_order_destroy(device->order);
     free(device->loaded);
@@ -155,7 +157,20 @@ static qe_status cuda_read(qe_device *device, void *to_host, const void *from, s
     return cuda_copy(device, to_host, from, bytes, cudaMemcpyDeviceToHost, "a read by the host", error_out);
 }
 
+/* What is on its way to the host at a time. From memory that is not page-locked the driver would copy in pieces of its
+ * own, and keep others from launching meanwhile. */
+enum { STAGING_BYTES = 8 << 20 };
+
+static qe_status keeping_open(qe_device *device, qe_error *error_out) {
+    if (device->kept == NULL)
+        QE_TRY(qe_cuda_check(cudaEventCreateWithFlags(&device->kept, cudaEventDisableTiming), "an event", error_out));
+    if (device->staging != NULL) return QE_OK;
+    return qe_cuda_check(cudaHostAlloc(&device->staging, STAGING_BYTES, cudaHostAllocPortable), "page-locked memory",
+                         error_out);
+}
+
 static qe_status keeping_grow(qe_device *device, size_t count, qe_error *error_out) {
+    QE_TRY(keeping_open(device, error_out));
     if (count <= device->keeping_capacity) return QE_OK;
     (void)cudaFree(device->keeping);
     device->keeping = NULL;
@@ -187,16 +202,21 @@ static qe_status cuda_keep(qe_device *device, const qe_keep_range *ranges, size_
                                        device->aside);
     if (code == cudaSuccess && qe_cuda_keep(device->keeping, (uint32_t)count, all, device->aside) != QE_OK)
         code = cudaGetLastError();
-    const cudaError_t done = cudaStreamSynchronize(device->aside);
-    free(pieces);
-    return qe_cuda_check(code == cudaSuccess ? done : code, "a copy of the state", error_out);
+    free(pieces); /* the driver has read it */
+    if (code == cudaSuccess) code = cudaEventRecord(device->kept, device->aside);
+    return qe_cuda_check(code, "a copy of the state", error_out);
 }
 
 static qe_status cuda_fetch(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out) {
     cudaError_t code = cudaSetDevice(device->ordinal); /* the thread may be new here */
-    if (code == cudaSuccess)
-        code = cudaMemcpyAsync(to_host, kept, bytes, cudaMemcpyDeviceToHost, device->fetching);
-    if (code == cudaSuccess) code = cudaStreamSynchronize(device->fetching);
+    if (code == cudaSuccess) code = cudaStreamWaitEvent(device->fetching, device->kept, 0);
+    for (size_t done = 0; code == cudaSuccess && done < bytes; done += STAGING_BYTES) {
+        const size_t piece = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
+        code = cudaMemcpyAsync(device->staging, (const char *)kept + done, piece, cudaMemcpyDeviceToHost,
+                               device->fetching);
+        if (code == cudaSuccess) code = cudaStreamSynchronize(device->fetching);
+        if (code == cudaSuccess) memcpy((char *)to_host + done, device->staging, piece);
+    }
     return qe_cuda_check(code, "a copy of the state to the host", error_out);
 }
 

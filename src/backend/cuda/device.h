@@ -18,6 +18,8 @@ struct qe_device {
     cudaStream_t aside; /* for ops that run at once */
     qe_keep_piece *keeping; /* device [keeping_capacity] */
     size_t keeping_capacity;
+    cudaEvent_t kept;      /* behind the copies */
+    void *staging;         /* page-locked, on the way to the host */
     cudaStream_t fetching; /* of another thread: what was kept goes to the host */
     /* What ops may touch, by the address of the op (declare.c). */
     cuda_declaration **declarations;
