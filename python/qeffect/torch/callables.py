@@ -209,7 +209,7 @@ class _Runner:
             raise self._named(_with(error, detail), microbatch, "") from None
         handle = _Handle(slot, generation, microbatch, tuple(is_tensor(x) and x.is_leaf for x in leaves))
         self.rights.keep(stage.index, handle)
-        return handle, stage.forward(slot, leaves, microbatch, generation)
+        return handle, stage.forward(slot, leaves, microbatch, generation, life="s" if self.split else "")
 
     def backward(self, handle: _Handle, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         stage, slot = self.stage, handle.slot
@@ -222,7 +222,7 @@ class _Runner:
             inputs = stage.input_grad(slot, gradients)
             self._waiting.append(handle)
         else:
-            inputs, parameters = stage.backward(slot, gradients, False)
+            inputs, parameters = stage.backward(slot, gradients)
         # What a leaf takes as its .grad must not be the slot's memory; the rest is used up by this backward.
         given = [None if g is None else g.clone() if leaf else slot.handed.give(g)
                  for g, leaf in zip(inputs, handle.leaves)]
@@ -241,7 +241,7 @@ class _Runner:
         except ContractError as error:
             raise self._named(error, handle.microbatch, handle.slot.submitted) from None
         self._waiting.pop(0)
-        made = stage.weight_grad(handle.slot, False)
+        made = stage.weight_grad(handle.slot)
         for parameter, gradient in zip(stage.parameters, made):
             if gradient is not None:
                 _accumulate(parameter, gradient)
@@ -413,7 +413,7 @@ def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequ
     first = _first_samples(layers, microbatches)
     originals = [module.forward for module in modules]
     _capture_all(stages, [samples[i] for i in first], [keywords[i] for i in first],
-                 ("F", "I", "W") if split else ("F", "B"), warmups)
+                 ("Fs", "Is", "Ws") if split else ("F", "B"), warmups)
     rights = _Planned(contract)
     runners = [_Runner(stage, rights, original, split) for stage, original in zip(stages, originals)]
     found: list[Any] = []

@@ -58,6 +58,10 @@ class Contract:
         self._items: dict[tuple[int, str, int], tuple[int, ...]] = {}
         self._effects: dict[int, tuple[str, tuple[Effect, ...], int, Optional[int]]] = {}
         self._deposited = [False] * len(names)
+        self._first: dict[int, int] = {}
+        for action in self.actions:
+            if action.kind in (WEIGHT_GRAD, BACKWARD):
+                self._first.setdefault(action.stage, action.microbatch)
         for action in self.actions:
             key = (action.stage, action.kind, action.microbatch)
             self._items[key] = self._add(program, action)
@@ -82,12 +86,10 @@ class Contract:
             program.order(grad, order)
         return StageObjects(name, slots, weight, grads, program.graph(short, counter=1))
 
-    def is_first(self, stage: int, microbatch: int) -> bool:
-        """Its deposit is the first of the step: it sets."""
-        for action in self.actions:
-            if action.stage == stage and action.kind in (WEIGHT_GRAD, BACKWARD):
-                return action.microbatch == microbatch
-        return False
+    def life(self, stage: int, microbatch: int) -> str:
+        """1: its deposit is the first of the step, and sets. s: its backward is I and W. In this order."""
+        split = (stage, WEIGHT_GRAD, microbatch) in self._items
+        return ("1" if self._first[stage] == microbatch else "") + ("s" if split else "")
 
     def _add(self, program: Program, action: Action) -> tuple[int, ...]:
         objects = self.stages[action.stage]

@@ -54,8 +54,8 @@ class Pipeline:
                       for i, m in enumerate(modules)]
         self.contract = Contract(labels, parameters, self.actions, streams or streams_of(self.device))
         kinds = _kinds(capture, len(modules), self.device)
-        self.stages = [Stage(m, labels[i], i, self.contract.slot_counts[i], capture=kinds[i], placement=placement,
-                             allow_unused=allow_unused) for i, m in enumerate(modules)]
+        self.stages = [self._make_stage(m, labels[i], i, capture=kinds[i], placement=placement,
+                                        allow_unused=allow_unused) for i, m in enumerate(modules)]
         last = self.stages[-1]
         inner = last.function
         last.function = lambda x, target: loss(inner(x), target)
@@ -67,6 +67,9 @@ class Pipeline:
         self._handlers = {FORWARD: self._forward, INPUT_GRAD: self._input_grad, WEIGHT_GRAD: self._weight_grad,
                           BACKWARD: self._backward}
         self._prepare(quiet)
+
+    def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
+        return Stage(module, name, index, self.contract.slot_counts[index], **options)
 
     # ---- capture ----
 
@@ -95,10 +98,8 @@ class Pipeline:
         for action in self.actions:
             if action.stage == stage.index:
                 place = self.contract.places[stage.index, action.microbatch]
-                first = action.kind in (WEIGHT_GRAD, BACKWARD) and self.contract.is_first(*_key(action))
-                found[place.slot].add(action.kind + ("1" if first else ""))
-        order = ("F", "I", "W1", "W", "B1", "B")
-        return [[kind for kind in order if kind in kinds] for kinds in found]
+                found[place.slot].add(action.kind + self.contract.life(*_key(action)))
+        return [sorted(kinds) for kinds in found]
 
     def set_capture(self, on: bool) -> None:
         """Replays from the next step on, or runs eagerly: the bits are the same. Between steps only."""
@@ -170,7 +171,8 @@ class Pipeline:
             x.requires_grad_(x.is_floating_point())
         arguments = [x, target] if last else [x]
         stage.check_arguments(arguments)
-        outputs = stage.forward(slot, arguments, microbatch, slot.generation + 1, hand_out=False)
+        outputs = stage.forward(slot, arguments, microbatch, slot.generation + 1,
+                                life=self.contract.life(*_key(action)), hand_out=False)
         if last:
             self._losses[microbatch].copy_(outputs[0])
         else:
@@ -193,11 +195,10 @@ class Pipeline:
         self._hand_down(stage, action.microbatch, stage.input_grad(slot, self._gradients_of(stage, slot)))
 
     def _weight_grad(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
-        stage.weight_grad(slot, self.contract.is_first(*_key(action)))
+        stage.weight_grad(slot)
 
     def _backward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
-        first = self.contract.is_first(*_key(action))
-        gradients, _ = stage.backward(slot, self._gradients_of(stage, slot), first)
+        gradients, _ = stage.backward(slot, self._gradients_of(stage, slot))
         self._hand_down(stage, action.microbatch, gradients)
 
     def finish(self, submitted: str = "") -> "torch.Tensor":

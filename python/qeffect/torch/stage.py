@@ -19,6 +19,7 @@ from .record import GraphRecording, Handed, HostRecording, Recording, Tensors, a
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
+LIVES = ("1s", "s", "1", "")  # 1: the first of the step; s: backward is I and W, else B
 WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
 
 
@@ -37,7 +38,12 @@ class Slot:
         self.recordings: dict[str, Recording] = {}
         self.handed = Handed()
         self.pool: Any = None
-        self.retain = False  # while it is captured: several variants of one action use one autograd graph
+        self.life = ""  # of LIVES: which of its recordings the microbatch uses
+
+    @property
+    def first(self) -> bool:
+        """It holds the microbatch whose contributions are the first of the step: it fills caches and sets gradients."""
+        return self.life.startswith("1")
 
     def forget(self) -> None:
         """What autograd kept for a microbatch."""
@@ -130,20 +136,18 @@ class Stage:
         self._active = slot  # a checkpointed forward that autograd runs again
         try:
             found: Sequence[Any] = torch.autograd.grad(
-                [o for o, _ in pairs], targets, [g for _, g in pairs], allow_unused=True,
-                retain_graph=slot.retain) if targets and pairs else []
+                [o for o, _ in pairs], targets, [g for _, g in pairs], allow_unused=True) if targets and pairs else []
         finally:
             self._active = None
         gradients = iter(found[:len(wanted)])
         slot.stash = {i: g for i, g in enumerate(found[len(wanted):]) if g is not None}
-        if not slot.retain:
-            slot.live = []
+        slot.live = []
         return [next(gradients, None) if is_tensor(leaf) and leaf.requires_grad else None for leaf in slot.leaves]
 
-    def _weight_grad(self, slot: Slot, first: bool) -> Tensors:
+    def _weight_grad(self, slot: Slot) -> Tensors:
         """Every contribution of the microbatch, in the order in which backward made them."""
-        made: dict[int, "torch.Tensor"] = {}
-        into = self.main_grads() if self.accumulate else []
+        made = self._own_weight_grads(slot)
+        into, first = self.main_grads() if self.accumulate else [], slot.first
         with torch.no_grad():
             for entry in slot.queue.entries:
                 self._place_product(entry, into, first, made)
@@ -155,6 +159,10 @@ class Stage:
             raise breach("grad.missing", f"backward computed no gradient of {', '.join(missing)}; freeze it "
                          "(requires_grad=False) or say allow_unused", self.name, slot.microbatch, slot.submitted)
         return [] if self.accumulate else [made.get(i) for i in range(len(self.parameters))]
+
+    def _own_weight_grads(self, slot: Slot) -> dict[int, Any]:
+        """Parameters (by index) whose contribution the module itself puts into main_grad."""
+        return {}
 
     def _place_product(self, entry: Postponed, into: list[Any], first: bool, made: dict[int, Any]) -> None:
         x, dy = entry.x.reshape(-1, entry.x.shape[-1]), entry.dy.reshape(-1, entry.dy.shape[-1])
@@ -188,9 +196,10 @@ class Stage:
     # ---- actions ----
 
     def forward(self, slot: Slot, arguments: Sequence[Any], microbatch: int, generation: int, *,
-                hand_out: bool = True) -> list["torch.Tensor"]:
+                life: str = "", hand_out: bool = True) -> list["torch.Tensor"]:
         """F. The outputs have no autograd history of the caller's; captured ones are the slot's memory, valid until the
-        slot is used again: `hand_out` makes their later use raise. The caller has asked the ledger."""
+        slot is used again: `hand_out` makes their later use raise. `life`: of LIVES. The caller has asked the
+        ledger."""
         with self.lock:
             if slot.handed.pending:
                 slot.handed.take_back(
@@ -198,11 +207,12 @@ class Stage:
                     f"{slot.generation} (microbatch {slot.microbatch}, submitted at {slot.submitted or 'unknown'}), "
                     f"which is used again as generation {generation}; clone what is kept longer")
             slot.generation, slot.microbatch, slot.submitted = generation, microbatch, submitted_at()
+            slot.life = life
             if not self.capture:
                 slot.leaves = [_leaf(a) for a in arguments]
                 return [o.detach() for o in self._forward(slot) if o is not None]
             self._fill(slot, arguments)
-            recording = slot.recordings["F"]
+            recording = slot.recordings["F" + life]
             recording.replay()
             made = [o for o in recording.outputs if o is not None]
             return [slot.handed.give(o) for o in made] if hand_out else made
@@ -213,33 +223,33 @@ class Stage:
             self._set_gradients(slot, gradients)
             return self._run(slot, "I", lambda: self._input_grad(slot))
 
-    def weight_grad(self, slot: Slot, first: bool) -> Tensors:
-        """W. `first`: contributions are the first of the step and set."""
+    def weight_grad(self, slot: Slot) -> Tensors:
+        """W. Contributions of the step's first microbatch set, later ones add."""
         with self.lock:
-            made = self._run(slot, "W1" if first else "W", lambda: self._weight_grad(slot, first))
+            made = self._run(slot, "W", lambda: self._weight_grad(slot))
             if not self.capture:
                 slot.forget()
             return made
 
-    def backward(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]],
-                 first: bool) -> tuple[Tensors, Tensors]:
+    def backward(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> tuple[Tensors, Tensors]:
         """B: (gradients of the inputs, results of W)."""
         with self.lock:
             self._set_gradients(slot, gradients)
             count = len(slot.leaves)
-            made = self._run(slot, "B1" if first else "B", lambda: self._both(slot, first))
+            made = self._run(slot, "B", lambda: self._both(slot))
             if not self.capture:
                 slot.forget()
             return made[:count], made[count:]
 
-    def _both(self, slot: Slot, first: bool) -> Tensors:
-        return self._input_grad(slot) + self._weight_grad(slot, first)
+    def _both(self, slot: Slot) -> Tensors:
+        return self._input_grad(slot) + self._weight_grad(slot)
 
     def _run(self, slot: Slot, kind: str, work: Callable[[], Tensors]) -> Tensors:
         if not self.capture:
             return work()
-        slot.recordings[kind].replay()
-        return slot.recordings[kind].outputs
+        recording = slot.recordings[kind + slot.life]
+        recording.replay()
+        return recording.outputs
 
     def receive(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> None:
         """Gradients of the outputs, ahead of the I or B that takes them."""
@@ -292,29 +302,38 @@ class Stage:
 
     def prepare(self, arguments: Sequence[Any], kinds: Sequence[Sequence[str]], side: Any,
                 warmups: int = WARMUPS) -> None:
-        """Captures every slot. `kinds[k]`: the actions that slot k is used for, of F, I, W, W1, B, B1 (1: first of the
-        step). `side`: the stream that it is captured on (`capture_stream`), one for all stages: libraries make a
+        """Captures every slot. `kinds[k]`: the actions that slot k is used for, F, I, W or B, each with the life that it is
+        part of. `side`: the stream that it is captured on (`capture_stream`), one for all stages: libraries make a
         workspace for each. Module buffers, gradients and generators are afterwards as they were before."""
         if not self.capture:
             return
         began = time.perf_counter()
-        into = self.main_grads() if self.accumulate else []
-        kept = [(b, b.detach().clone()) for b in [*self.module.buffers(), *into]]
+        put_back = self._keep_state()
         numbers = _generator_state(self.device)
         outputs = self.sample(arguments, side)
         for slot, wanted in zip(self.slots, kinds):
             self._allocate(slot, arguments, outputs)
             _on(side, lambda: self._warm(slot, wanted, warmups))
             self._record_all(slot, wanted, side)
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
+        put_back()
         _restore_generator(self.device, numbers)
         if side is not None:
             torch.cuda.synchronize(self.device)
         self._seal = addresses(self._sealed_tensors())
         self._sealed_training = self.module.training
         self.capture_seconds = time.perf_counter() - began
+
+    def _keep_state(self) -> Callable[[], None]:
+        """What capture changes and must not: module buffers and gradients. Returns what puts them back."""
+        into = self.main_grads() if self.accumulate else []
+        kept = [(b, b.detach().clone()) for b in [*self.module.buffers(), *into]]
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+
+        return put_back
 
     def _allocate(self, slot: Slot, arguments: Sequence[Any], outputs: Sequence["torch.Tensor"]) -> None:
         slot.inputs = [a.detach().clone().requires_grad_(a.requires_grad) if is_tensor(a) else a for a in arguments]
@@ -323,35 +342,25 @@ class Stage:
         slot.pool = torch.cuda.graph_pool_handle() if self.capture == "graph" else None
 
     def _warm(self, slot: Slot, kinds: Sequence[str], warmups: int) -> None:
-        for _ in range(warmups if self.capture == "graph" else 0):
+        for turn in range(warmups if self.capture == "graph" else 0):
+            slot.life = "1" if turn == 0 else ""
             self._forward(slot)
-            if any(kind != "F" for kind in kinds):
-                self._input_grad(slot)
-                self._weight_grad(slot, True)
+            if any(kind[0] != "F" for kind in kinds):
+                self._both(slot)
 
     def _record_all(self, slot: Slot, kinds: Sequence[str], side: Any) -> None:
-        """Variants of one action (first of the step, or not) share what the action before it left."""
-        slot.retain = self.capture == "graph"
-        for kind in kinds:
-            if not slot.retain and kind != "F":  # replayed work on a host runs on what its own forward kept
-                self._forward(slot)
-            if not slot.retain and kind[0] == "W":
-                self._input_grad(slot)
-            queue, entries, stash = slot.queue, list(slot.queue.entries), dict(slot.stash)
-            slot.recordings[kind] = self._record(slot, kind, side)
-            if kind[0] in "WB":  # the autograd graph goes on to name this queue
-                slot.queue, slot.stash = queue, stash
-                queue.entries[:] = entries
-        slot.retain = False
-        slot.forget()
+        """Each life has recordings of its own, from F on. Lives of a slot never overlap, so they share its memory."""
+        for slot.life in LIVES:
+            for kind in "FIWB":
+                if kind + slot.life in kinds:
+                    slot.recordings[kind + slot.life] = self._record(slot, kind, side)
+            slot.forget()
 
     def _record(self, slot: Slot, kind: str, side: Any) -> Recording:
-        first = kind.endswith("1")
         works: dict[str, Callable[[], Tensors]] = {
             "F": lambda: self._forward(slot), "I": lambda: self._input_grad(slot),
-            "W": lambda: self._weight_grad(slot, first), "B": lambda: self._both(slot, first)}
-        work = works[kind[0]]
-        return GraphRecording(work, slot.pool, side) if self.capture == "graph" else HostRecording(work)
+            "W": lambda: self._weight_grad(slot), "B": lambda: self._both(slot)}
+        return GraphRecording(works[kind], slot.pool, side) if self.capture == "graph" else HostRecording(works[kind])
 
     def _sealed_tensors(self) -> list["torch.Tensor"]:
         into = self.main_grads() if self.accumulate else []
