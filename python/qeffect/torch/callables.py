@@ -186,7 +186,7 @@ class _Runner:
             raise ArgumentError(f"module {self.stage.name} was captured with other arguments: {self.stage.spec}; this "
                                 f"call has {spec}")
         handed = [self._anchor] if self.stage.accumulate or self.split else list(self.stage.parameters)
-        outputs = _Replay.apply(  # type: ignore[no-untyped-call]
+        outputs = _Replay.apply(
             self, microbatch, len(handed), *handed, *leaves)
         return self.stage.unflatten(outputs)
 

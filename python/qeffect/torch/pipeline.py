@@ -209,11 +209,14 @@ class Pipeline:
             raise Trap(error, _named(error, self.stages), None, submitted or submitted_at()) from None
         self._bind_gradients()
         losses = self._losses.clone()
-        if self.guard is not None:
-            self.guard.step([*self._gradients, self._losses])
+        veto = None if self.guard is None else self.guard.step([*self._gradients, self._losses])
+        self._committed(veto)
         self.contract.commit()
         self.contract.end()
         return losses
+
+    def _committed(self, veto: Optional["torch.Tensor"]) -> None:
+        """What else becomes visible with the weights, unless `veto` (float32 [] on the device) is 1."""
 
     def _bind_gradients(self) -> None:
         for stage in self.stages:
@@ -234,8 +237,8 @@ class Pipeline:
         with torch.no_grad():
             for x, target in zip(inputs, targets):
                 for stage in self.stages[:-1]:
-                    x = stage.function(x)
-                found.append(self.stages[-1].function(x, target))
+                    x = stage.evaluate([x])
+                found.append(self.stages[-1].evaluate([x, target]))
         return torch.stack(found)
 
 

@@ -75,7 +75,7 @@ class Handed:
         storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, size)
         given = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
             storage, 0, tensor.size(), tensor.stride())
-        self._storages.append(StorageWeakRef(given.untyped_storage()))  # type: ignore[no-untyped-call]
+        self._storages.append(StorageWeakRef(given.untyped_storage()))
         return given
 
     def take_back(self, reason: str) -> None:

@@ -73,6 +73,6 @@ def _forward(queue_of: Callable[[], Optional[Queue]]) -> Callable[[Any, Any], An
         trains = torch.is_grad_enabled() and self.weight.requires_grad
         if queue is None or not trains or torch.is_autocast_enabled(x.device.type):
             return torch.nn.functional.linear(x, self.weight, self.bias)
-        return _SplitLinear.apply(x, self.weight, self.bias, queue)  # type: ignore[no-untyped-call]
+        return _SplitLinear.apply(x, self.weight, self.bias, queue)
 
     return forward

@@ -7,9 +7,11 @@ touches another's memory; a stage has as many as the plan has live microbatches.
     slot:  free --F--> kept --I--> postponed --W--> free        B is I, then W                                       """
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from typing import Any, Callable, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -38,6 +40,7 @@ class Slot:
         self.recordings: dict[str, Recording] = {}
         self.handed = Handed()
         self.pool: Any = None
+        self.fused: list[int] = []  # parameters (by index) that the module itself deposits
         self.life = ""  # of LIVES: which of its recordings the microbatch uses
 
     @property
@@ -106,6 +109,10 @@ class Stage:
             return self.function(*leaves)
         arguments, keywords = tree_unflatten(list(leaves), self.spec)
         return self.function(*arguments, **keywords)
+
+    def evaluate(self, arguments: Sequence[Any]) -> Any:
+        """What the module returns, eagerly, without a slot."""
+        return self._call(arguments)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """Outputs in the shape in which the module returned them."""
@@ -302,19 +309,20 @@ class Stage:
 
     def prepare(self, arguments: Sequence[Any], kinds: Sequence[Sequence[str]], side: Any,
                 warmups: int = WARMUPS) -> None:
-        """Captures every slot. `kinds[k]`: the actions that slot k is used for, F, I, W or B, each with the life that it is
-        part of. `side`: the stream that it is captured on (`capture_stream`), one for all stages: libraries make a
-        workspace for each. Module buffers, gradients and generators are afterwards as they were before."""
+        """Captures every slot. `kinds[k]`: the actions that slot k is used for, F, I, W or B, each with the life that
+        it is part of. `side`: the stream that it is captured on (`capture_stream`), one for all stages: libraries
+        make a workspace for each. Module buffers, gradients and generators are afterwards as they were before."""
         if not self.capture:
             return
         began = time.perf_counter()
         put_back = self._keep_state()
         numbers = _generator_state(self.device)
         outputs = self.sample(arguments, side)
-        for slot, wanted in zip(self.slots, kinds):
-            self._allocate(slot, arguments, outputs)
-            _on(side, lambda: self._warm(slot, wanted, warmups))
-            self._record_all(slot, wanted, side)
+        with _no_collection():
+            for slot, wanted in zip(self.slots, kinds):
+                self._allocate(slot, arguments, outputs)
+                _on(side, lambda: self._warm(slot, wanted, warmups))
+                self._record_all(slot, wanted, side)
         put_back()
         _restore_generator(self.device, numbers)
         if side is not None:
@@ -360,7 +368,8 @@ class Stage:
         works: dict[str, Callable[[], Tensors]] = {
             "F": lambda: self._forward(slot), "I": lambda: self._input_grad(slot),
             "W": lambda: self._weight_grad(slot), "B": lambda: self._both(slot)}
-        return GraphRecording(works[kind], slot.pool, side) if self.capture == "graph" else HostRecording(works[kind])
+        work = works[kind]
+        return GraphRecording(work, slot.pool, side) if self.capture == "graph" else HostRecording(work)
 
     def _sealed_tensors(self) -> list["torch.Tensor"]:
         into = self.main_grads() if self.accumulate else []
@@ -415,9 +424,22 @@ def _add_product(at: "torch.Tensor", dy: "torch.Tensor", x: "torch.Tensor", sets
         at.copy_(product) if sets else at.add_(product)
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage with graphs in it must not be collected while another graph is captured: that would invalidate it."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def capture_stream(device: "torch.device") -> Any:
     """A stream to capture on; None where there are none."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def _on(side: Any, work: Callable[[], Any]) -> None:
