@@ -147,6 +147,13 @@ class TEStage(Stage):
                         m.fp8_meta[direction])
         return found
 
+    def _sealed_places(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Scales and histories, too: their kernels write where they were."""
+        found = super()._sealed_places()
+        for name, state in self.states().items():
+            found += [(f"{name}.{part}", vars(state), part) for part in ("scale", "amax_history")]
+        return found
+
     def _keep_state(self) -> Callable[[], None]:
         put_back = super()._keep_state()
         before = {n: (s.scale.clone(), s.amax_history.clone()) for n, s in self.states().items()}

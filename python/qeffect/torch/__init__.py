@@ -2,6 +2,7 @@
 
 Needs torch 2.11 or newer. Everything but true capture runs on a CPU, too.
 """
+from . import _need as _need  # first: it says what is missing
 from .callables import make_graphed_callables
 from .contract import Contract
 from .optimizer import StepGuard

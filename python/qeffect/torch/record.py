@@ -2,7 +2,7 @@
 so that fixed addresses, aliases and their contracts are there too. And tensors that are handed out and taken back."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Protocol, Sequence
+from typing import Any, Callable, Optional, Protocol
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -84,8 +84,3 @@ class Handed:
             if not reference.expired():
                 torch._C._set_storage_data_ptr_access_error_msg(reference.cdata, reason)
         self._storages.clear()
-
-
-def addresses(tensors: Sequence["torch.Tensor"]) -> tuple[int, ...]:
-    """Where tensors lie."""
-    return tuple(tensor.data_ptr() for tensor in tensors)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import ArgumentError
 from ._need import torch
-from .record import GraphRecording, Handed, HostRecording, Recording, Tensors, addresses
+from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
@@ -79,6 +79,7 @@ class Stage:
         self.capture_seconds = 0.0
         self._active: Optional[Slot] = None
         self._seal: tuple[int, ...] = ()
+        self._places: list[tuple[str, dict[str, Any], str]] = []
         self._sealed_training = module.training
         self._scratch: dict[int, "torch.Tensor"] = {}
         self._undo: Callable[[], None] = split_linears(module, self._queue_now)
@@ -327,7 +328,8 @@ class Stage:
         _restore_generator(self.device, numbers)
         if side is not None:
             torch.cuda.synchronize(self.device)
-        self._seal = addresses(self._sealed_tensors())
+        self._places = self._sealed_places()
+        self._seal = tuple(owner[key].data_ptr() for _, owner, key in self._places)
         self._sealed_training = self.module.training
         self.capture_seconds = time.perf_counter() - began
 
@@ -371,21 +373,29 @@ class Stage:
         work = works[kind]
         return GraphRecording(work, slot.pool, side) if self.capture == "graph" else HostRecording(work)
 
-    def _sealed_tensors(self) -> list["torch.Tensor"]:
-        into = self.main_grads() if self.accumulate else []
-        return [*self.parameters, *self.module.buffers(), *into]
+    def _sealed_places(self) -> list[tuple[str, dict[str, Any], str]]:
+        """(name, dictionary, key) of every tensor whose address graphs hold: looked up anew at each launch, so that one
+        that was exchanged is found, too."""
+        found: list[tuple[str, dict[str, Any], str]] = []
+        for prefix, module in self.module.named_modules():
+            path = ".".join(part for part in (self.name, prefix) if part)
+            for owner in (module._parameters, module._buffers):
+                found += [(f"{path}.{key}", owner, key) for key, tensor in owner.items() if tensor is not None]
+        if self.accumulate:
+            self.main_grads()
+            found += [(f"main_grad of {n}", p.__dict__, "main_grad") for n, p in zip(self.names, self.parameters)]
+        return found
 
     def moved(self) -> Optional[tuple[str, int, int]]:
-        """(name, address that was captured, address now) of a tensor that moved since; None: all are where they
-        were."""
-        now = addresses(self._sealed_tensors()) if self.capture else self._seal
-        if now == self._seal:
+        """(name, address that was captured, address now) of a tensor that moved since; None: all are as they were."""
+        if not self.capture:
             return None
-        labels = [*self.names, *(n for n, _ in self.module.named_buffers()), *(f"main_grad of {n}" for n in self.names)]
-        for label, then, at in zip(labels, self._seal, now):
-            if then != at:
-                return label, then, at
-        return "a parameter or buffer that was added or removed", len(self._seal), len(now)
+        for (name, owner, key), then in zip(self._places, self._seal):
+            tensor = owner.get(key)
+            now = 0 if tensor is None else tensor.data_ptr()
+            if now != then:
+                return name, then, now
+        return None
 
     @property
     def mode_changed(self) -> bool:
