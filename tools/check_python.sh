@@ -2,7 +2,7 @@
 # Installs the Python package into a virtual environment below build/ and runs tests/python there.
 #
 #   tools/check_python.sh         what needs no torch, and the types
-#   tools/check_python.sh torch   with torch on a CPU, too
+#   tools/check_python.sh torch   what needs torch, on a CPU; TORCH_INDEX_URL names an index with a smaller torch
 #
 # Where packages cannot be had (no network), it says why and skips: exit status 0.
 set -eu
@@ -35,9 +35,8 @@ has cffi pycparser numpy scikit_build_core pytest mypy ||
     skip "pip cannot install $tools: $(tail -n 1 "$venv/install.log")"
 if [ "$kind" = torch ] && ! has torch; then
     say "installing torch $torch_version"
-    "$venv/bin/pip" install -q --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 10 \
-        "torch==$torch_version" >"$venv/torch.log" 2>&1 ||
-        "$venv/bin/pip" install -q "torch==$torch_version" >"$venv/torch.log" 2>&1 ||
+    "$venv/bin/pip" install -q ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$torch_version" \
+        >"$venv/torch.log" 2>&1 ||
         skip "pip cannot install torch $torch_version: $(tail -n 1 "$venv/torch.log")"
 fi
 
