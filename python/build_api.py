@@ -13,8 +13,8 @@ from cffi import FFI
 from pycparser import c_ast, c_generator, c_parser
 
 # What Python may call: contracts, schedules, plans. Backends and files of training are the C program's.
-HEADERS = ("status", "limits", "program", "rule", "ledger", "trace", "schedule", "simulate", "certificate", "search",
-           "draw", "recipe", "plan", "model", "timed")
+HEADERS = ("status", "limits", "program", "rule", "ledger", "trace", "order", "schedule", "simulate", "certificate",
+           "search", "draw", "recipe", "plan", "model", "timed")
 # cffi knows these; they only have to be there for the preprocessor and the parser.
 LIBC_HEADERS = ("stddef.h", "stdint.h", "stdio.h")
 KNOWN_TYPES = ("size_t", "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t",

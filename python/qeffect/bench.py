@@ -195,9 +195,11 @@ class Under:
 def run(shape: str) -> dict[str, Any]:
     case = Case(shape)
     found: dict[str, Any] = {"shape": shape}
+    found["qeffect_ms"] = _attempt(lambda: _under(case, found))
+    print(f"qeffect.bench: {found}", file=sys.stderr, flush=True)
     for name, work in (("te_graphs_ms", te_graphs), ("te_one_graph_ms", te_one_graph), ("te_eager_ms", te_eager)):
         found[name] = _attempt(lambda: round(work(case), 4))
-    found["qeffect_ms"] = _attempt(lambda: _under(case, found))
+        print(f"qeffect.bench: {name} {found[name]}", file=sys.stderr, flush=True)
     eager, ours = found["te_eager_ms"], found["qeffect_ms"]
     if isinstance(eager, float) and isinstance(ours, float):
         found["eager_over_qeffect"] = round(eager / ours, 3)

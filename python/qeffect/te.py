@@ -8,6 +8,7 @@ others; postponed weight gradients belong to the slot of their microbatch. Needs
 """
 from __future__ import annotations
 
+import inspect
 import queue
 import re
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -81,6 +82,8 @@ class TEStage(Stage):
     def _wrap(self, m: Any) -> Callable[[], None]:
         """Tells a module whether its microbatch fills the weight's cache; evaluation leaves the cache alone."""
         original = m.forward
+        if "is_first_microbatch" not in inspect.signature(original).parameters:
+            return lambda: None  # attention: it has no weight
 
         def forward(*arguments: Any, **keywords: Any) -> Any:
             if self._active is not None and keywords.get("is_first_microbatch") is None:

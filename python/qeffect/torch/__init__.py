@@ -9,5 +9,6 @@ from .optimizer import StepGuard
 from .pipeline import Pipeline
 from .stage import Stage
 from .trap import Trap
+from .watch import Watch
 
-__all__ = ["Contract", "Pipeline", "Stage", "StepGuard", "Trap", "make_graphed_callables"]
+__all__ = ["Contract", "Pipeline", "Stage", "StepGuard", "Trap", "Watch", "make_graphed_callables"]

@@ -130,8 +130,7 @@ class Contract:
         """A step begins; one that is open is an error of the caller's."""
         with self.lock:
             self.ledger.step_begin()
-            self._left = len(self.actions)
-            self._last = None
+            self._left = len(self.actions)  # the stream of the step before is still the last one: work may still run
 
     @property
     def is_open(self) -> bool:

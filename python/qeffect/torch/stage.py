@@ -83,6 +83,7 @@ class Stage:
         self._sealed_training = module.training
         self._scratch: dict[int, "torch.Tensor"] = {}
         self._undo: Callable[[], None] = split_linears(module, self._queue_now)
+        self.tell: Any = None  # told what replays touch, while somebody watches (watch.py)
         self.spec: Any = None  # how arguments were given, where they are more than a row of them
         self._shape: Any = None
         self.function: Callable[..., Any] = module.forward
@@ -221,7 +222,7 @@ class Stage:
                 return [o.detach() for o in self._forward(slot) if o is not None]
             self._fill(slot, arguments)
             recording = slot.recordings["F" + life]
-            recording.replay()
+            self._replay(slot, "F", recording)
             made = [o for o in recording.outputs if o is not None]
             return [slot.handed.give(o) for o in made] if hand_out else made
 
@@ -256,8 +257,16 @@ class Stage:
         if not self.capture:
             return work()
         recording = slot.recordings[kind + slot.life]
-        recording.replay()
+        self._replay(slot, kind, recording)
         return recording.outputs
+
+    def _replay(self, slot: Slot, kind: str, recording: Recording) -> None:
+        if self.tell is not None:
+            reads = [t for t in (slot.inputs if kind == "F" else slot.gradients) if is_tensor(t)]
+            deposits = self.main_grads() if kind in "WB" and self.accumulate else []
+            writes = [t for t in recording.outputs if t is not None]
+            self.tell(f"replay of {kind} of {self.name}", [*reads, *self.parameters], [*writes, *deposits])
+        recording.replay()
 
     def receive(self, slot: Slot, gradients: Sequence[Optional["torch.Tensor"]]) -> None:
         """Gradients of the outputs, ahead of the I or B that takes them."""
