@@ -10,6 +10,7 @@
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
 #   make check-fuzz      whatever bytes for every reader, with sanitizers, FUZZ_SECONDS (60) each; needs clang
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
+#   make check-mutants   small faults in the sources of the contract core: the share that its tests notice, some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
 #   make check-scale     seconds and memory of traces of 2.5, 5 and 10 million lines
 #   make check-sanitize  all tests again under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer
@@ -17,7 +18,7 @@
 #   make clean           removes what was built
 
 .PHONY: build setup train check check-adversary check-adversary-threads check-crash check-faults check-gpu \
-    check-oracle check-scale check-sanitize check-asan check-tsan check-torch coverage clean
+    check-mutants check-oracle check-scale check-sanitize check-asan check-tsan check-torch coverage clean
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR: # half-made build files would be taken for good ones
 
@@ -125,6 +126,12 @@ check-gpu: setup
 	    echo "check-gpu: where deposits are rounded" && build-cuda/tests/test_deposit --strict && \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
+
+MUTANTS ?= 100
+MUTANTS_SEED ?= 1
+check-mutants: setup
+	@echo "check-mutants: $(MUTANTS) faults in src/core"
+	@python3 -B tests/mutants/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED)
 
 ORACLE_RANDOM ?= 1000000
 ORACLE_SEED ?= 0

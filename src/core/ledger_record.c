@@ -13,7 +13,20 @@ static int same_fact(const qe_violation *a, const qe_violation *b) {
 static int same_label(const qe_program *program, uint32_t a, uint32_t b) {
     if (a == QE_NONE || b == QE_NONE) return a == b;
     const qe_item *first = &program->items[a], *second = &program->items[b];
-    return first->kind == second->kind && first->label == second->label && first->stream == second->stream;
+    if (first->kind != second->kind) return 0;
+    switch ((qe_item_kind)first->kind) {
+    case QE_ITEM_OP: return first->label == second->label && first->stream == second->stream;
+    case QE_ITEM_RECORD:
+    case QE_ITEM_WAIT: return first->event == second->event && first->stream == second->stream;
+    case QE_ITEM_SYNC_EVENT: return first->event == second->event && first->rank == second->rank;
+    case QE_ITEM_SYNC_STREAM: return first->stream == second->stream;
+    case QE_ITEM_SYNC_DEVICE: return first->rank == second->rank;
+    case QE_ITEM_STEP_BEGIN:
+    case QE_ITEM_STEP_END:
+    case QE_ITEM_DESTROY:
+    case QE_ITEM_KINDS: break;
+    }
+    return 1;
 }
 
 static int same_breach(const qe_program *program, const qe_violation *a, const qe_violation *b) {

@@ -222,6 +222,48 @@ static void random_traces_are_judged_alike(void **state) {
     print_message("    random: %.1f items on average\n", (double)items / (double)random_count);
 }
 
+static void judge(const qe_program *program, qe_violations *violations_out) {
+    memset(violations_out, 0, sizeof *violations_out);
+    qe_status status = qe_program_judge(program, violations_out, NULL);
+    assert_true(status == QE_OK || status == QE_CONTRACT);
+}
+
+/* The same in all but the stream of an item that is on none. */
+static int are_same(const qe_violation *a, const qe_violation *b) {
+    return a->rule == b->rule && a->item == b->item && a->other_item == b->other_item && a->object == b->object &&
+           a->stage == b->stage && a->microbatch == b->microbatch && a->expected == b->expected &&
+           a->found == b->found && a->count == b->count;
+}
+
+/* Every record is the same, to its numbers: what is written down is all that judging needs. */
+static void random_traces_are_judged_alike_when_they_were_written_and_read_again(void **state) {
+    (void)state;
+    enum { TRACES = 3000 };
+    for (uint64_t seed = 0; seed < TRACES; seed++) {
+        qe_program program, again;
+        qe_violations before, after;
+        char *text = NULL;
+        size_t bytes = 0;
+        random_trace(&program, seed);
+        FILE *out = open_memstream(&text, &bytes);
+        assert_non_null(out);
+        assert_int_equal(qe_trace_write(&program, out, NULL), QE_OK);
+        fclose(out);
+        FILE *in = fmemopen(text, bytes, "r");
+        assert_non_null(in);
+        read_program(in, "again", &again);
+        fclose(in);
+        judge(&program, &before);
+        judge(&again, &after);
+        int same = before.count == after.count && before.total == after.total;
+        for (uint32_t i = 0; i < before.count && same; i++) same = are_same(&before.record[i], &after.record[i]);
+        if (!same) fail_msg("judged otherwise when it is read:\n%s", text);
+        free(text);
+        qe_program_deinit(&program);
+        qe_program_deinit(&again);
+    }
+}
+
 /* All that a trace can state, from scale.epoch to rng.split in the order of rules, without what only runs and files
  * break. */
 static void every_rule_of_traces_was_broken_somewhere(void **state) {
@@ -247,6 +289,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_trace_of_the_repository_is_judged_alike),
         cmocka_unit_test(every_short_trace_of_each_family_is_judged_alike),
         cmocka_unit_test(random_traces_are_judged_alike),
+        cmocka_unit_test(random_traces_are_judged_alike_when_they_were_written_and_read_again),
         cmocka_unit_test(every_rule_of_traces_was_broken_somewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,8 +80,13 @@ static void what_refers_to_nothing_is_refused(void **state) {
     assert_int_equal(qe_program_add_item(&program, &op, effects, QE_EFFECTS_MAX + 1, NULL, &error), QE_ERROR_LIMIT);
     qe_item record = {.kind = QE_ITEM_RECORD};
     assert_int_equal(qe_program_add_item(&program, &record, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0] = (qe_effect){.kind = QE_EFFECT_SCALE_USE, .object = SCALE};
+    effects[1] = (qe_effect){.kind = QE_EFFECT_SCALE_USE, .object = 99};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 2, NULL, &error), QE_ERROR_ARGUMENT);
     effects[0] = (qe_effect){.kind = QE_EFFECT_GRAPH_LAUNCH, .object = WEIGHT};
     assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    qe_item of_no_rank = {.kind = QE_ITEM_SYNC_DEVICE, .rank = QE_RANKS_MAX};
+    assert_int_equal(qe_program_add_item(&program, &of_no_rank, NULL, 0, NULL, &error), QE_ERROR_ARGUMENT);
     qe_deposit deposit = {.object = WEIGHT};
     assert_int_equal(qe_program_add_deposit(&program, &deposit, &error), QE_ERROR_ARGUMENT);
     assert_int_equal(qe_program_add_stream(&program, "x", (qe_stream_role)9, NULL, &error), QE_ERROR_ARGUMENT);
