@@ -143,7 +143,8 @@ typedef enum moment {
     MOMENT_PLAN,     /* a program is certified */
     MOMENT_ISSUE,    /* work is submitted; the step ends */
     MOMENT_TRACE,    /* a trace is written, read and judged */
-    MOMENT_RUNNING,  /* a running step: its ledgers, seals, guards on the device, what is executed */
+    MOMENT_RUNNING,  /* a running step: its ledgers, the seals of its graphs, its numbers */
+    MOMENT_DEVICE,   /* guards at the ends of graphs; the order of what is executed */
     MOMENT_RESUME,   /* a checkpoint is gone on from */
     MOMENTS
 } moment;
@@ -214,7 +215,7 @@ static inline qe_effect *effect_at(const item_list *list, place at) {
     return &list->entries[at.entry].effects[at.effect];
 }
 uint32_t count_effects(const item_list *list, uint32_t object, qe_effect_kind kind);
-static inline uint64_t bit_of(int number) { return (uint64_t)1 << number; }
+static inline uint64_t bit_of(unsigned number) { return (uint64_t)1 << number; }
 static inline int predict(mutant *m, uint32_t where, uint64_t rules) {
     m->where = where;
     m->rules = rules;

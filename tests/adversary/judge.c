@@ -6,7 +6,7 @@
 #include "core/ledger_state.h"
 #include "oracle/oracle.h"
 
-const char *const moment_words[MOMENTS] = {"schedule", "plan", "issue", "trace", "running", "resume"};
+const char *const moment_words[MOMENTS] = {"schedule", "plan", "issue", "trace", "running", "device", "resume"};
 
 static void take_objects(qe_program *program, const qe_object *objects) {
     if (objects != NULL) memcpy(program->objects, objects, program->object_count * sizeof *objects);

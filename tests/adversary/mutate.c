@@ -57,7 +57,7 @@ uint32_t count_effects(const item_list *list, uint32_t object, qe_effect_kind ki
     uint32_t count = 0;
     for (uint32_t i = 0; i < list->count; i++)
         for (uint32_t k = 0; k < list->entries[i].item.effect_count; k++)
-            if (fits(&list->entries[i].effects[k], object, bit_of((int)kind))) count++;
+            if (fits(&list->entries[i].effects[k], object, bit_of((unsigned)kind))) count++;
     return count;
 }
 

@@ -214,7 +214,7 @@ static int use_after(mutant *m, qe_effect_kind use, uint32_t ended_by, qe_effect
     qe_effect effect;
     if (!picked(m, use, &at, &effect)) return 0;
     uint32_t object = ended_by == QE_NONE ? effect.object : m->step->program.objects[effect.object].weight;
-    if (object == QE_NONE || !find_next(&m->step->right, at, object, bit_of((int)end), &over)) return 0;
+    if (object == QE_NONE || !find_next(&m->step->right, at, object, bit_of((unsigned)end), &over)) return 0;
     uint32_t to = over.entry + 1 + dice_below(m->dice, end_of(m) - over.entry);
     insert_effect(m, to, at, &effect);
     return predict(m, to, bit_of(rule));

@@ -160,9 +160,9 @@ static void place_buffers(walk *o) {
     }
 }
 
-static void break_rule(walk *o, int rule) { o->rules |= bit_of(rule); }
+static void break_rule(walk *o, unsigned rule) { o->rules |= bit_of(rule); }
 
-static int order_rule(qe_stream_role earlier, qe_stream_role later) {
+static unsigned order_rule(qe_stream_role earlier, qe_stream_role later) {
     if (earlier == QE_STREAM_HOST || later == QE_STREAM_HOST) return QE_RULE_SYNC_HOST;
     if (earlier == QE_STREAM_CALLER && later != QE_STREAM_CALLER) return QE_RULE_SYNC_ENTER;
     if (earlier != QE_STREAM_CALLER && later == QE_STREAM_CALLER) return QE_RULE_SYNC_EXIT;
@@ -293,7 +293,7 @@ static void keep_effect(walk *o, const qe_effect *effect, uint32_t stream) {
     uint32_t first, end;
     if (effect_is(effect, QE_OBJECT_GRAPH)) return;
     if (effect->kind == QE_EFFECT_BUFFER_PLEDGE) {
-        o->pledged[effect->object] |= bit_of((int)stream);
+        o->pledged[effect->object] |= bit_of((unsigned)stream);
         return;
     }
     cells_of(o, effect, &first, &end);

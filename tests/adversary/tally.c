@@ -124,16 +124,16 @@ void tally_read(const char *path) {
 static void print_rules(void) {
     uint32_t sums[MOMENTS] = {0}, trapped[MOMENTS] = {0};
     printf("%-20s", "rule \\ trapped at");
-    for (int at = 0; at < MOMENTS; at++) printf(" %13s", moment_words[at]);
+    for (int at = 0; at < MOMENTS; at++) printf(" %12s", moment_words[at]);
     printf("\n");
     for (int rule = 0; rule < QE_RULE_COUNT; rule++) {
         int shown = (rule + 1) % QE_RULE_COUNT; /* the equivalent ones last */
         printf("%-20s", shown == QE_RULE_NONE ? "equivalent" : qe_rule_id((qe_rule)shown));
         for (int at = 0; at < MOMENTS; at++) {
             uint32_t all = tally.expected[shown][at], right = tally.right[shown][at];
-            if (all == 0) printf(" %13s", "-");
-            else if (all == right) printf(" %13u", all);
-            else printf(" %6u/%-6u", right, all);
+            if (all == 0) printf(" %12s", "-");
+            else if (all == right) printf(" %12u", all);
+            else printf(" %5u/%-6u", right, all);
             if (shown != QE_RULE_NONE) {
                 sums[at] += all;
                 trapped[at] += right;
@@ -142,7 +142,7 @@ static void print_rules(void) {
         printf("\n");
     }
     printf("%-20s", "trapped of");
-    for (int at = 0; at < MOMENTS; at++) printf(" %6u/%-6u", trapped[at], sums[at]);
+    for (int at = 0; at < MOMENTS; at++) printf(" %5u/%-6u", trapped[at], sums[at]);
     printf("\n\n");
 }
 

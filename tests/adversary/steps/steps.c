@@ -69,6 +69,7 @@ typedef struct outcome {
     uint32_t item;    /* of the program; QE_NONE: not asked */
     fault_kind kind;
     const char *what;
+    int on_device; /* no submission tells of it */
 } outcome;
 
 static void complain(const attack *a, const outcome *due, const char *found) {
@@ -88,7 +89,7 @@ static int strike(attack *a, const outcome *due) {
     if (right && due->rules != 0 && due->item != QE_NONE) right = told->item == due->item;
     if (right && status == QE_CONTRACT) right = strcmp(before.text, world_state(w).text) == 0;
     qe_rule counted = due->rules == 0 ? QE_RULE_NONE : right ? found : (qe_rule)__builtin_ctzll(due->rules);
-    tally_mutant(due->kind, MOMENT_RUNNING, counted, right);
+    tally_mutant(due->kind, due->on_device ? MOMENT_DEVICE : MOMENT_RUNNING, counted, right);
     tally_operator(due->what, counted);
     if (!right) complain(a, due, status == QE_OK ? "nothing" : found ? qe_rule_id(found) : w->error.message);
     return status != QE_OK;
@@ -139,7 +140,7 @@ static int plant_edit(attack *a, outcome *due) {
                    memcmp(objects, s->program.objects, s->program.object_count * sizeof *objects) == 0;
         verdict said = {0};
         if (fits) said = expected_of(&m);
-        *due = (outcome){.rules = said.rule != QE_RULE_NONE ? bit_of((int)said.rule) : 0, .item = QE_NONE,
+        *due = (outcome){.rules = said.rule != QE_RULE_NONE ? bit_of((unsigned)said.rule) : 0, .item = QE_NONE,
                          .kind = m.kind, .what = m.operator_name};
         if (said.rule != QE_RULE_NONE && said.where != AT_END) due->item = m.list.entries[said.where].source;
         mutant_free(&m);
@@ -196,7 +197,7 @@ static int witnesses(attack *a) {
         device.op = (qe_op){.kind = QE_OP_COPY};
         device.op.args.copy = (qe_args_copy){.from = &garbage, .to = b->words[object], .bytes = sizeof garbage};
         device.rogue = launch + 1;
-        outcome due = {bit_of((int)rule), QE_NONE, FAULT_ADDRESS, "a write that nobody declared"};
+        outcome due = {bit_of((unsigned)rule), QE_NONE, FAULT_ADDRESS, "a write that nobody declared", 1};
         strike(a, &due);
         device.rogue = 0;
         step_on(a);
@@ -229,7 +230,8 @@ static int slips(attack *a) {
         uint64_t rules = leaves(b, launch, device.twice ? QE_RULE_GRAD_TWICE : QE_RULE_GRAD_MISSING);
         if (rules == 0) continue;
         outcome due = {.rules = rules, .item = QE_NONE, .kind = device.twice ? FAULT_DUPLICATE : FAULT_DROP,
-                       .what = device.twice ? "a graph launched twice" : "a graph not launched"};
+                       .what = device.twice ? "a graph launched twice" : "a graph not launched",
+                       .on_device = 1};
         device.slip = launch + 1;
         strike(a, &due);
         device.slip = 0;

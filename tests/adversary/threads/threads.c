@@ -303,7 +303,7 @@ static void try_mutant(const memory *mem, const step *s, dice *d, uint64_t seed)
     else if (races && seen.breaches == 0) complain(&m, seed, due, found, seen, "the order saw nothing");
     else if (due.rule == QE_RULE_NONE && seen.breaches > 0) complain(&m, seed, due, found, seen, "a false trap");
     else if (seen.races > 0 && found.rule == QE_RULE_NONE) complain(&m, seed, due, found, seen, "a race got through");
-    tally_mutant(m.kind, MOMENT_RUNNING, due.rule, sum.wrong == before);
+    tally_mutant(m.kind, MOMENT_DEVICE, due.rule, sum.wrong == before);
     mutant_free(&m);
 }
 
