@@ -201,6 +201,24 @@ def test_a_weight_gradient_that_is_never_computed_stops_the_optimizer(device: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_an_optimizer_that_is_stepped_between_forward_and_backward_is_refused(device: str) -> None:
+    """H10: backwards would meet other weights than their forwards."""
+    pipeline, optimizer, modules, data = begun(device)
+    before = state(modules, optimizer)
+    inputs, targets = data[1]
+    pipeline.begin()
+    for action in pipeline.actions[:3]:
+        pipeline.run(action, inputs[action.microbatch], targets[action.microbatch])
+    with pytest.raises(qt.Trap) as caught:
+        optimizer.step()
+    assert caught.value.rule == "weight.version" and "test_torch_pipeline.py" in caught.value.submitted
+    pipeline.abort()
+    assert same(state(modules, optimizer), before)
+    pipeline.close()
+    optimizer.step()  # the optimizer is the caller's again
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_parameter_without_a_gradient_is_named_unless_that_is_allowed(device: str) -> None:
     class Unused(Block):
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract
 from .optimizer import StepGuard
 from .stage import Slot, Stage, capture_stream, device_of
 from .streams import Streams, streams_of
-from .trap import Trap, submitted_at
+from .trap import Trap, breach, submitted_at
 
 Capture = Union[None, bool, str]
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
@@ -62,6 +62,8 @@ class Pipeline:
         self._kinds = kinds
         self._gradients: list["torch.Tensor"] = [g for stage in self.stages for g in stage.main_grads()]
         self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
+        self._finishing = False
+        self._hook = None if optimizer is None else optimizer.register_step_pre_hook(self._before_optimizer)
         self._seed = torch.full((), 1.0 / self.microbatches, device=self.device)
         self._losses = torch.zeros(self.microbatches, device=self.device)
         self._handlers = {FORWARD: self._forward, INPUT_GRAD: self._input_grad, WEIGHT_GRAD: self._weight_grad,
@@ -108,8 +110,17 @@ class Pipeline:
         for stage, kind in zip(self.stages, self._kinds):
             stage.capture = kind if on else ""
 
+    def _before_optimizer(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        """A commit by hand while microbatches are in flight: their backwards would meet other weights than their
+        forwards."""
+        if self.contract.is_open and not self._finishing:
+            raise breach("weight.version", "the optimizer steps while microbatches of a step are in flight; `finish` "
+                         "steps it", "pipeline", None, submitted_at())
+
     def close(self) -> None:
-        """Gives the modules back as they were."""
+        """Gives the modules and the optimizer back as they were."""
+        if self._hook is not None:
+            self._hook.remove()
         for stage in self.stages:
             stage.close()
 
@@ -209,7 +220,11 @@ class Pipeline:
             raise Trap(error, _named(error, self.stages), None, submitted or submitted_at()) from None
         self._bind_gradients()
         losses = self._losses.clone()
-        veto = None if self.guard is None else self.guard.step([*self._gradients, self._losses])
+        self._finishing = True
+        try:
+            veto = None if self.guard is None else self.guard.step([*self._gradients, self._losses])
+        finally:
+            self._finishing = False
         self._committed(veto)
         self.contract.commit()
         self.contract.end()
