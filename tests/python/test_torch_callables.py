@@ -302,6 +302,37 @@ def test_an_order_that_cannot_be_is_refused_before_capture(device: str) -> None:
         ordered(device, [1, -1, 1, -1, 1, -1], 1, 1, 2)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_output_kept_longer_than_its_graphs_raises_where_it_is_used(device: str) -> None:
+    (module,) = copies(blocks(1), device)
+    (call,) = graphed([module], device)
+    kept = call(sample(device, 1)).detach()
+    call.reset()
+    del call, module
+    gc.collect()
+    with pytest.raises(RuntimeError, match="slot.stale"):
+        kept.sum()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_contract_and_not_captured_it_is_right_too(device: str) -> None:
+    base = blocks(1)
+    (expected,), (module,) = copies(base, device), copies(base, device)
+    (call,) = graphed([module], device, capture="")
+    for seed in range(3):
+        x, y = sample(device, seed), sample(device, seed)
+        (call(x) * 2).sum().backward()
+        (expected(y) * 2).sum().backward()
+        close(x.grad, y.grad)
+    for p, q in zip(expected.parameters(), module.parameters()):
+        close(p.grad, q.grad)
+    call(x)
+    first = call(x)
+    with pytest.raises(qt.Trap):
+        call(x)
+    first.sum().backward()
+
+
 @pytest.mark.torch
 def test_what_cannot_be_captured_is_refused_with_the_reason() -> None:
     module = blocks(1)[0]

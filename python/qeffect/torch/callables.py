@@ -6,6 +6,7 @@ used), a moved parameter. Gradients of parameters are handed over as tensors of 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
@@ -71,6 +72,7 @@ class _Free:
                           for i, slot in enumerate(slots)]
         self._last: Any = None
         self._live: dict[int, Any] = {}
+        self._lock = threading.RLock()  # forwards and backwards may come from different threads
         self.ledger.step_begin()
 
     def _enter(self) -> None:
@@ -87,30 +89,35 @@ class _Free:
 
     def forward(self, index: int, slots: Sequence[Slot], microbatch: int) -> tuple[Slot, int, int]:
         (slot,) = slots
-        reference = self._live.get(index)
-        if reference is not None and reference() is None:  # its autograd graph is gone: no backward will come
-            self._submit(self._backward[index], slot.generation, slot.microbatch, 2)
-            del self._live[index]
-        generation = slot.generation + 1
-        self._enter()
-        self._submit(self._forward[index], generation, generation - 1, 1)
-        return slot, generation, generation - 1
+        with self._lock:
+            reference = self._live.get(index)
+            if reference is not None and reference() is None:  # its autograd graph is gone: no backward will come
+                self._submit(self._backward[index], slot.generation, slot.microbatch, 2)
+                del self._live[index]
+            generation = slot.generation + 1
+            self._enter()
+            self._submit(self._forward[index], generation, generation - 1, 1)
+            return slot, generation, generation - 1
 
     def keep(self, index: int, handle: _Handle) -> None:
-        self._live[index] = weakref.ref(handle)
+        with self._lock:
+            self._live[index] = weakref.ref(handle)
 
     def backward(self, index: int, handle: _Handle, kind: str) -> None:
-        self._enter()
-        self._submit(self._backward[index], handle.generation, handle.microbatch, 2)
-        self._live.pop(index, None)
+        with self._lock:
+            self._enter()
+            self._submit(self._backward[index], handle.generation, handle.microbatch, 2)
+            self._live.pop(index, None)
 
     def refuse_launch(self, index: int, microbatch: int, frozen: str, captured: int, now: int) -> None:
-        self.ledger.op(FORWARD, self._stream, self._graphs[index].launch(0, frozen, captured, now))
+        with self._lock:
+            self.ledger.op(FORWARD, self._stream, self._graphs[index].launch(0, frozen, captured, now))
 
     def abort(self) -> None:
-        self.ledger.step_abort()
-        self._live.clear()
-        self.ledger.step_begin()
+        with self._lock:
+            self.ledger.step_abort()
+            self._live.clear()
+            self.ledger.step_begin()
 
 
 class _Planned:
@@ -223,10 +230,12 @@ class _Runner:
             self._waiting.append(handle)
         else:
             inputs, parameters = stage.backward(slot, gradients)
+        if not stage.capture:
+            return list(inputs), parameters if parameters else [None] * max(1, len(stage.parameters))
         # What a leaf takes as its .grad must not be the slot's memory; the rest is used up by this backward.
         given = [None if g is None else g.clone() if leaf else slot.handed.give(g)
                  for g, leaf in zip(inputs, handle.leaves)]
-        own = [None if g is None else g.clone() for g in parameters] if stage.capture else list(parameters)
+        own = [None if g is None else g.clone() for g in parameters]
         return given, own if own else [None] * max(1, len(stage.parameters))
 
     def backward_dw(self) -> None:
@@ -457,9 +466,12 @@ def _dress(entry: Any, runner: _Runner, module: Any) -> Any:
     def reset() -> None:
         runner.enabled = False
         runner.stage.close()
-        if "forward" in module.__dict__ and entry is module:
-            del module.__dict__["forward"]
+        if entry is module:
+            for name in ("forward", *given):
+                module.__dict__.pop(name, None)
 
-    entry.backward_dw, entry.abort, entry.reset = runner.backward_dw, runner.rights.abort, reset
-    entry.qeffect_stage = runner.stage
+    given = {"backward_dw": runner.backward_dw, "abort": runner.rights.abort, "reset": reset,
+             "qeffect_stage": runner.stage}
+    for name, value in given.items():
+        setattr(entry, name, value)
     return entry

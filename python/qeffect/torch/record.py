@@ -78,6 +78,9 @@ class Handed:
         self._storages.append(StorageWeakRef(given.untyped_storage()))
         return given
 
+    def __del__(self) -> None:
+        self.take_back("slot.stale: the captured module whose memory this tensor is, is gone")
+
     def take_back(self, reason: str) -> None:
         """Accesses from now on raise RuntimeError with `reason`. Nothing where nobody holds a tensor any more."""
         for reference in self._storages:
