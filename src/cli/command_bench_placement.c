@@ -15,7 +15,7 @@ typedef struct row {
     qe_bench_spread ratio;             /* copy over direct */
     uint64_t copies[WAYS];             /* of a step, counted as they were submitted */
     uint64_t linear_copies;            /* of them gradients of quantized linears */
-    double extra_bytes;                /* that the copies of a step read and write beyond what direct does */
+    double extra_bytes;                /* that the copies of a step read and write */
     double saved_ms, predicted_ms;
     char hash[WAYS][QE_STATE_HASH_BYTES];
     char backend[176];
@@ -32,14 +32,16 @@ typedef struct bench {
     int differs;
 } bench;
 
-/* What copies beyond the deposit itself move, from the plan: each direction reads and writes the gradient once. */
+/* What copies read and write, from the plan: a move reads and writes the gradient once, an addition reads what is there
+ * too. That a product which sets does not read the gradient is not counted: it would read behind its arithmetic. */
 static void count_planned(row *r, const qe_plan *plan) {
     for (uint32_t rank = 0; rank < plan->ranks; rank++)
         for (uint32_t u = 0; u < plan->rank[rank].unit_count; u++) {
             const qe_unit *unit = &plan->rank[rank].units[u];
             if (unit->kind != QE_UNIT_GRAD_OUT && unit->kind != QE_UNIT_GRAD_IN) continue;
             const qe_weight_info *info = plan->model_ops->weight(plan->model, unit->weight);
-            r->extra_bytes += 2.0 * sizeof(float) * info->rows * info->columns;
+            int adds = !unit->set && qe_plan_adds_apart(plan, unit->weight);
+            r->extra_bytes += (adds ? 3.0 : 2.0) * sizeof(float) * info->rows * info->columns;
             r->linear_copies += unit->kind == QE_UNIT_GRAD_OUT && info->scaled;
         }
 }

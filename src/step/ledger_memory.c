@@ -30,23 +30,27 @@ qe_memory_kind qe_memory_kind_of_slot(qe_slot_kind kind) {
     }
 }
 
+uint64_t qe_memory_piece_bytes(uint64_t bytes) {
+    return (bytes + QE_PIECE_BYTES - 1) / QE_PIECE_BYTES * QE_PIECE_BYTES;
+}
+
 static void add_weight(const qe_plan *plan, uint32_t weight, qe_memory_ledger *ledger) {
     const qe_model_ops *ops = plan->model_ops;
     const qe_weight_info *info = ops->weight(plan->model, weight);
     uint64_t bytes = (uint64_t)info->rows * info->columns * sizeof(float);
-    ledger->bytes[QE_MEMORY_MASTERS] += qe_rank_master_bytes(bytes);
+    ledger->bytes[QE_MEMORY_MASTERS] += qe_memory_piece_bytes(qe_rank_master_bytes(bytes));
     if (!plan->options.forward_only) {
-        ledger->bytes[QE_MEMORY_GRADIENTS] += bytes;
-        ledger->bytes[QE_MEMORY_MOMENTS] += 2 * bytes;
+        ledger->bytes[QE_MEMORY_GRADIENTS] += qe_memory_piece_bytes(bytes);
+        ledger->bytes[QE_MEMORY_MOMENTS] += 2 * qe_memory_piece_bytes(bytes);
     }
     if (!info->quantized) return;
-    ledger->bytes[QE_MEMORY_CACHES] += qe_rank_master_bytes(ops->cache_operand_bytes(plan->model, weight)) +
-                                       ops->cache_code_bytes(plan->model, weight) +
-                                       ops->cache_scale_count(plan->model, weight) * sizeof(float);
+    uint64_t operand = qe_rank_master_bytes(ops->cache_operand_bytes(plan->model, weight));
+    uint64_t scales = ops->cache_scale_count(plan->model, weight) * sizeof(float);
+    ledger->bytes[QE_MEMORY_CACHES] += qe_memory_piece_bytes(operand) + qe_memory_piece_bytes(scales) +
+                                       qe_memory_piece_bytes(ops->cache_code_bytes(plan->model, weight));
 }
 
-/* What a rank keeps from step to step; either plan tells it. */
-static void add_rank(const qe_plan *plan, uint32_t rank, qe_memory_ledger *ledger) {
+void qe_memory_add_rank(const qe_plan *plan, uint32_t rank, qe_memory_ledger *ledger) {
     const qe_model_ops *ops = plan->model_ops;
     const qe_recipe *recipe = ops->recipe(plan->model);
     for (uint32_t weight = 0; weight < plan->weight_count; weight++)
@@ -80,7 +84,7 @@ static void add_binding(const qe_plan *plan, uint32_t rank, qe_memory_ledger *le
 qe_memory_ledger qe_memory_foretell(const qe_plan *train, const qe_plan *evaluate, uint32_t rank) {
     qe_memory_ledger ledger = {{0}};
     QE_ASSERT(train != NULL || evaluate != NULL);
-    add_rank(train != NULL ? train : evaluate, rank, &ledger);
+    qe_memory_add_rank(train != NULL ? train : evaluate, rank, &ledger);
     if (train != NULL) add_binding(train, rank, &ledger);
     if (evaluate != NULL) add_binding(evaluate, rank, &ledger);
     return ledger;

@@ -19,8 +19,28 @@ void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out) {
     return memory->host_alloc(rank->device, (size_t)bytes, &address, error_out) == QE_OK ? address : NULL;
 }
 
+/* A part of an arena goes with the arena. */
+static int is_piece(const qe_rank *rank, const void *address) {
+    for (int kind = 0; kind < QE_MEMORY_KINDS; kind++) {
+        const qe_arena *arena = &rank->arenas[kind];
+        if (arena->memory == NULL || (const char *)address < arena->memory) continue;
+        if ((const char *)address < arena->memory + arena->bytes) return 1;
+    }
+    return 0;
+}
+
+static void *piece(qe_rank *rank, qe_memory_kind kind, uint64_t bytes) {
+    qe_arena *arena = &rank->arenas[kind];
+    if (bytes == 0) return NULL;
+    void *at = arena->memory + arena->placed;
+    arena->placed += qe_memory_piece_bytes(bytes);
+    QE_ASSERT(arena->placed <= arena->bytes);
+    return at;
+}
+
 void qe_rank_free(qe_rank *rank, void *address) {
-    if (address != NULL) rank->team->options.backend->memory->release(rank->device, address);
+    if (address == NULL || is_piece(rank, address)) return;
+    rank->team->options.backend->memory->release(rank->device, address);
 }
 
 void qe_rank_host_free(qe_rank *rank, void *address) {
@@ -53,19 +73,16 @@ static int has_gradients(const qe_rank *rank) {
     return rank->team->plan->options.forward_only == 0;
 }
 
-static qe_status allocate_masters(qe_rank *rank, uint32_t weight, uint64_t bytes, qe_error *error_out) {
+static void place_master(qe_rank *rank, uint32_t weight, uint64_t bytes) {
     qe_weight_place *place = &rank->places[weight];
-    place->master = qe_rank_alloc(rank, QE_MEMORY_MASTERS, qe_rank_master_bytes(bytes), error_out);
-    if (place->master == NULL) return QE_ERROR_MEMORY;
+    place->master = piece(rank, QE_MEMORY_MASTERS, qe_rank_master_bytes(bytes));
     place->witness = qe_rank_behind(place->master, bytes);
     rank->state_bytes += bytes;
-    if (!has_gradients(rank)) return QE_OK;
-    place->grad = qe_rank_alloc(rank, QE_MEMORY_GRADIENTS, bytes, error_out);
-    rank->moment1[weight] = qe_rank_alloc(rank, QE_MEMORY_MOMENTS, bytes, error_out);
-    rank->moment2[weight] = qe_rank_alloc(rank, QE_MEMORY_MOMENTS, bytes, error_out);
+    if (!has_gradients(rank)) return;
+    place->grad = piece(rank, QE_MEMORY_GRADIENTS, bytes);
+    rank->moment1[weight] = piece(rank, QE_MEMORY_MOMENTS, bytes);
+    rank->moment2[weight] = piece(rank, QE_MEMORY_MOMENTS, bytes);
     rank->state_bytes += 3 * bytes;
-    return place->grad != NULL && rank->moment1[weight] != NULL && rank->moment2[weight] != NULL ? QE_OK
-                                                                                                 : QE_ERROR_MEMORY;
 }
 
 static qe_status set_up_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe, qe_error *error_out) {
@@ -77,20 +94,17 @@ static qe_status set_up_scale(qe_rank *rank, uint32_t weight, int role, const qe
     return qe_rank_write(rank, &rank->scales[index], &state, sizeof state, error_out);
 }
 
-static qe_status allocate_cache(qe_rank *rank, uint32_t weight, qe_error *error_out) {
+static qe_status place_cache(qe_rank *rank, uint32_t weight, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     qe_weight_place *place = &rank->places[weight];
     uint64_t operand = plan->model_ops->cache_operand_bytes(plan->model, weight);
     uint64_t codes = plan->model_ops->cache_code_bytes(plan->model, weight);
     uint64_t scales = plan->model_ops->cache_scale_count(plan->model, weight) * sizeof(float);
-    place->cache_operand = qe_rank_alloc(rank, QE_MEMORY_CACHES, qe_rank_master_bytes(operand), error_out);
-    if (place->cache_operand != NULL) place->cache_key = qe_rank_behind(place->cache_operand, operand);
-    place->cache_codes = qe_rank_alloc(rank, QE_MEMORY_CACHES, codes, error_out);
-    place->cache_scale_inv = qe_rank_alloc(rank, QE_MEMORY_CACHES, scales, error_out);
+    place->cache_operand = piece(rank, QE_MEMORY_CACHES, qe_rank_master_bytes(operand));
+    place->cache_key = qe_rank_behind(place->cache_operand, operand);
+    place->cache_codes = piece(rank, QE_MEMORY_CACHES, codes);
+    place->cache_scale_inv = piece(rank, QE_MEMORY_CACHES, scales);
     rank->cache_bytes += operand + codes + scales;
-    if (place->cache_operand == NULL || (codes > 0 && place->cache_codes == NULL) ||
-        (scales > 0 && place->cache_scale_inv == NULL))
-        return QE_ERROR_MEMORY;
     const qe_recipe *recipe = plan->model_ops->recipe(plan->model);
     int scaled = recipe->kind == QE_RECIPE_DELAYED && plan->model_ops->weight(plan->model, weight)->scaled;
     for (int role = 0; scaled && role < QE_SCALE_ROLES; role++)
@@ -98,12 +112,12 @@ static qe_status allocate_cache(qe_rank *rank, uint32_t weight, qe_error *error_
     return QE_OK;
 }
 
-static qe_status allocate_weight(qe_rank *rank, uint32_t weight, qe_error *error_out) {
+static qe_status place_weight(qe_rank *rank, uint32_t weight, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
     uint64_t values = (uint64_t)info->rows * info->columns;
-    QE_TRY(allocate_masters(rank, weight, values * sizeof(float), error_out));
-    return info->quantized ? allocate_cache(rank, weight, error_out) : QE_OK;
+    place_master(rank, weight, values * sizeof(float));
+    return info->quantized ? place_cache(rank, weight, error_out) : QE_OK;
 }
 
 static qe_status allocate_tables(qe_rank *rank, qe_error *error_out) {
@@ -160,12 +174,28 @@ void qe_rank_list_folded(qe_rank *rank) {
     }
 }
 
+/* As much as all weights of the rank will be given. */
+static qe_status allocate_arenas(qe_rank *rank, qe_error *error_out) {
+    static const qe_memory_kind kinds[] = {QE_MEMORY_MASTERS, QE_MEMORY_MOMENTS, QE_MEMORY_GRADIENTS,
+                                           QE_MEMORY_CACHES};
+    qe_memory_ledger ledger = {{0}};
+    qe_memory_add_rank(rank->team->plan, rank->index, &ledger);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        uint64_t bytes = ledger.bytes[kinds[i]];
+        char *memory = qe_rank_alloc(rank, kinds[i], bytes, error_out);
+        if (memory == NULL && bytes > 0) return QE_ERROR_MEMORY;
+        rank->arenas[kinds[i]] = (qe_arena){.memory = memory, .bytes = bytes};
+    }
+    return QE_OK;
+}
+
 qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out) {
     QE_TRY(allocate_tables(rank, error_out));
+    QE_TRY(allocate_arenas(rank, error_out));
     QE_TRY(allocate_constants(rank, error_out));
     QE_TRY(allocate_scales(rank, error_out));
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
-        if (qe_rank_owns(rank, weight)) QE_TRY(allocate_weight(rank, weight, error_out));
+        if (qe_rank_owns(rank, weight)) QE_TRY(place_weight(rank, weight, error_out));
     qe_rank_list_folded(rank);
     return QE_OK;
 }
@@ -184,6 +214,11 @@ void qe_rank_release(qe_rank *rank) {
     void *parts[] = {rank->constants, rank->scales, rank->histories, rank->adamw};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) qe_rank_free(rank, parts[i]);
     for (uint32_t i = 0; i < rank->retired_count; i++) qe_rank_free(rank, rank->retired[i]);
+    for (int kind = 0; kind < QE_MEMORY_KINDS; kind++) {
+        void *memory = rank->arenas[kind].memory;
+        rank->arenas[kind] = (qe_arena){NULL, 0, 0};
+        qe_rank_free(rank, memory);
+    }
     free(rank->retired);
     free(rank->places);
     free(rank->moment1);

@@ -66,6 +66,14 @@ typedef struct qe_binding {
     qe_event **edge_events; /* [stream_count + 1] fork and joins of a whole-step graph */
 } qe_binding;
 
+/* One piece of a device's memory, handed out once: what a weight has is many small pieces, each of which the device
+ * would round up on its own. */
+typedef struct qe_arena {
+    char *memory;
+    uint64_t bytes, placed;
+} qe_arena;
+enum { QE_PIECE_BYTES = 512 }; /* pieces are aligned as a device's own allocations are */
+
 typedef struct qe_rank {
     struct qe_team *team;
     uint32_t index;
@@ -83,6 +91,7 @@ typedef struct qe_rank {
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;
     qe_memory_ledger taken; /* of the device, as it was asked for */
+    qe_arena arenas[QE_MEMORY_KINDS]; /* of what every weight has: masters, moments, gradients, caches */
     void **retired; /* memory that graphs may still point to; freed with the rank */
     uint32_t retired_count;
     uint8_t words_stale; /* witness words are to be set from the ledger before the next step */
@@ -133,7 +142,9 @@ int qe_rank_owns(const qe_rank *rank, uint32_t weight);
 uint64_t qe_rank_master_bytes(uint64_t value_bytes);
 uint64_t *qe_rank_behind(void *values, uint64_t value_bytes);
 void *qe_rank_alloc(qe_rank *rank, qe_memory_kind kind, uint64_t bytes, qe_error *error_out);
-/* ledger_memory.c */
+/* ledger_memory.c: what a rank keeps from step to step; a piece of an arena with what is lost behind it. */
+void qe_memory_add_rank(const qe_plan *plan, uint32_t rank, qe_memory_ledger *ledger);
+uint64_t qe_memory_piece_bytes(uint64_t bytes);
 qe_memory_kind qe_memory_kind_of_slot(qe_slot_kind kind);
 /* Memory of the host that copies of the device's streams may name. */
 void *qe_rank_host_alloc(qe_rank *rank, uint64_t bytes, qe_error *error_out);

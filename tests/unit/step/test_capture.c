@@ -185,7 +185,7 @@ static void whatever_of_a_weight_moves_is_refused_and_recaptured(void **state) {
                 assert_string_equal(before.text, world_state(&w).text);
                 must(qe_team_recapture(w.team, &w.error), &w.error, "recapture");
                 assert_string_equal(expected.text, hash_after(&w, STEPS - 2).text);
-                if (left != NULL) qe_host_backend()->memory->release(rank->device, left);
+                qe_rank_free(rank, left);
                 world_close(&w);
             }
 }
