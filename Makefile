@@ -6,10 +6,12 @@
 #   make check           builds and passes all tests, the style check and those of the Python package among them
 #   make check-torch     the Python tests that need torch, on a CPU; installs torch below build/: some GB, some minutes
 #   make check-adversary right programs of every kind, and single faults in them: all are trapped by the right rule
+#   make check-analysis  cppcheck, clang-tidy and gcc -fanalyzer on the core, which they must find nothing in
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
 #   make check-fuzz      whatever bytes for every reader, with sanitizers, FUZZ_SECONDS (60) each; needs clang
 #   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
+#   make check-model     models of the step's protocol and of split backwards, exhaustively, with broken ones (Spin)
 #   make check-mutants   small faults in the sources of the contract core: the share that its tests notice, some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
 #   make check-scale     seconds and memory of traces of 2.5, 5 and 10 million lines
@@ -99,6 +101,17 @@ check-faults: build
 	@echo "check-faults: every call that can fail (each $(FAULTS_EVERY)th of them)"
 	@ninja -C build check_faults
 	@build/tests/check_faults --every $(FAULTS_EVERY)
+
+.PHONY: check-analysis check-model
+check-analysis:
+	@sh tools/setup.sh cppcheck clang-tidy
+	@echo "check-analysis: src/base src/core src/plan src/schedule src/step"
+	@sh tools/analysis/analysis.sh build/analysis
+
+check-model:
+	@sh tools/setup.sh spin
+	@echo "check-model: tests/model, every state"
+	@sh tests/model/check_model.sh build/model
 
 .PHONY: check-fuzz
 FUZZ_SECONDS ?= 60

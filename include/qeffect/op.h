@@ -217,7 +217,7 @@ enum { QE_ATTENTION_ROWS = 64 }; /* queries taken at a time: keeps a tile of sco
  * queries, keys padded to 16; keys and values of one head, transposed. */
 static inline uint64_t qe_attention_scratch_floats(uint64_t sequence, uint64_t head_dim) {
     const uint64_t padded = (sequence + 15) / 16 * 16;
-    return 2 * QE_ATTENTION_ROWS * padded + 2 * padded * head_dim;
+    return 2 * padded * QE_ATTENTION_ROWS + 2 * padded * head_dim;
 }
 
 typedef struct qe_args_attention {

@@ -254,7 +254,7 @@ static void find_rows(run *r) {
 
 static qe_status judge_run(const judge *j) {
     uint32_t ranks = j->schedule->ranks;
-    run r = {.j = j, .action = malloc(3 * ranks * sizeof *r.action), .over = calloc(j->move_count, 1)};
+    run r = {.j = j, .action = malloc((size_t)3 * ranks * sizeof *r.action), .over = calloc(j->move_count, 1)};
     qe_status status = QE_OK;
     if (r.action == NULL || r.over == NULL) {
         status = qe_error_set(j->error_out, QE_ERROR_MEMORY, NULL, "no memory to check a schedule");

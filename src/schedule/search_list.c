@@ -69,7 +69,8 @@ static void set_look(qe_search_lists *on, uint32_t rank, double look) {
     uint32_t at = on->leaves + rank;
     on->look[at] = look;
     for (at /= 2; at > 0; at /= 2) {
-        double least = on->look[2 * at] < on->look[2 * at + 1] ? on->look[2 * at] : on->look[2 * at + 1];
+        const double *two = on->look + (size_t)2 * at;
+        double least = two[0] < two[1] ? two[0] : two[1];
         if (on->look[at] == least) return;
         on->look[at] = least;
     }
@@ -78,7 +79,10 @@ static void set_look(qe_search_lists *on, uint32_t rank, double look) {
 /* Of equals the first one. */
 static uint32_t first_to_look(const qe_search_lists *on) {
     uint32_t at = 1;
-    while (at < on->leaves) at = 2 * at + (on->look[2 * at + 1] < on->look[2 * at]);
+    while (at < on->leaves) {
+        const double *two = on->look + (size_t)2 * at;
+        at = 2 * at + (two[1] < two[0]);
+    }
     return at - on->leaves;
 }
 

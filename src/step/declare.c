@@ -83,7 +83,7 @@ static void add_scale(ranges *all, const qe_effect *effect) {
     if (effect->kind != QE_EFFECT_SCALE_FOLD) return;
     add(all, &state->scale, sizeof state->scale, READS | WRITES, "scale");
     add(all, &state->amax, sizeof state->amax, READS | WRITES, "amax");
-    add(all, all->rank->histories + (weight * QE_SCALE_ROLES + (size_t)role) * length, length * sizeof(float),
+    add(all, all->rank->histories + ((size_t)weight * QE_SCALE_ROLES + (size_t)role) * length, length * sizeof(float),
         READS | WRITES, "history");
     add(all, &state->history, sizeof state->history + sizeof state->history_length + sizeof state->format_max, READS,
         "scale");

@@ -86,7 +86,7 @@ static void place_master(qe_rank *rank, uint32_t weight, uint64_t bytes) {
 }
 
 static qe_status set_up_scale(qe_rank *rank, uint32_t weight, int role, const qe_recipe *recipe, qe_error *error_out) {
-    size_t index = weight * QE_SCALE_ROLES + (size_t)role;
+    size_t index = (size_t)weight * QE_SCALE_ROLES + (size_t)role;
     qe_scale_state state = {.scale = 1.0f, .history_length = recipe->history_length};
     state.format_max = qe_format_max(role == QE_SCALE_DY ? QE_FORMAT_E5M2 : QE_FORMAT_E4M3); /* HYBRID */
     state.history = rank->histories + index * recipe->history_length;

@@ -328,6 +328,7 @@ static int same_keys(const json_t *one, const json_t *other) {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)one, key, value) {
+        if (strcmp(key, "checkpoints") == 0) continue; /* what it tells depends on how fast the disk is */
         const json_t *same = json_object_get(other, key);
         if (same == NULL || !same_keys(value, same)) return 0;
     }
