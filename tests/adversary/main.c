@@ -13,7 +13,7 @@
 
 #include "adversary/adversary.h"
 
-enum { DEFAULT_MUTANTS = 700, DEFAULT_VALID = 300, WRONG_MAX = 20, SCHEDULES_ONE_IN = 10, FAULTS_OF_A_SCHEDULE = 4 };
+enum { DEFAULT_MUTANTS = 500, DEFAULT_VALID = 250, WRONG_MAX = 20, SCHEDULES_ONE_IN = 10, FAULTS_OF_A_SCHEDULE = 4 };
 enum { COMPLETE = 5000 }; /* so many mutants have seen every operator */
 enum { ORACLE_ITEMS_MAX = 4000 }; /* it takes the square of their number */
 
