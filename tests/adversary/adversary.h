@@ -159,6 +159,8 @@ typedef struct verdict {
 verdict expected_of(const mutant *m);
 /* Does the oracle (tests/oracle) say the same? It reads the mutant as a trace, whatever the moment. */
 int oracle_says(const mutant *m, verdict expected, verdict *said_out);
+/* The same, counted; where it cannot be asked, it is not. */
+int oracle_confirms(const mutant *m, verdict expected, verdict *said_out);
 /* What the product says of a mutant at a moment. */
 verdict found_at(const mutant *m, moment at);
 /* Is a right step right at every moment that takes it? Says where it is not. */

@@ -15,7 +15,6 @@
 
 enum { DEFAULT_MUTANTS = 500, DEFAULT_VALID = 250, WRONG_MAX = 20, SCHEDULES_ONE_IN = 10, FAULTS_OF_A_SCHEDULE = 4 };
 enum { COMPLETE = 5000 }; /* so many mutants have seen every operator */
-enum { ORACLE_ITEMS_MAX = 4000 }; /* it takes the square of their number */
 
 static int wrong, verbose;
 
@@ -45,19 +44,9 @@ static void generate(step *s, dice *d) {
     else generate_memory(s, d);
 }
 
-/* Of a ledger's graphs the oracle knows nothing: see oracle_says. */
-static int is_for_oracle(const mutant *m, verdict expected) {
-    int graphs = (expected.rule >= QE_RULE_GRAPH_UNJOINED && expected.rule <= QE_RULE_GRAPH_CONSTANT) ||
-                 expected.rule == QE_RULE_SYNC_CAPTURE;
-    return m->list.count * (m->at_step + 1) <= ORACLE_ITEMS_MAX && (m->in_trace || !graphs);
-}
-
 static int ask_oracle(const mutant *m, moment at, verdict expected, uint64_t seed) {
     verdict said;
-    if (!is_for_oracle(m, expected)) return 1;
-    int same = oracle_says(m, expected, &said);
-    tally_oracle(expected.rule, same);
-    if (same) return 1;
+    if (oracle_confirms(m, expected, &said)) return 1;
     fprintf(stderr, "the oracle says otherwise than ledger and operator:\n");
     tell(m, at, expected, said, seed);
     return 0;

@@ -138,8 +138,9 @@ static int plant_edit(attack *a, outcome *due) {
         memcpy(objects, s->program.objects, s->program.object_count * sizeof *objects);
         int fits = mutate(&m) && edit_of(&m, &edit) &&
                    memcmp(objects, s->program.objects, s->program.object_count * sizeof *objects) == 0;
-        verdict said = {0};
+        verdict said = {0}, oracles;
         if (fits) said = expected_of(&m);
+        if (fits) assert_true(oracle_confirms(&m, said, &oracles));
         *due = (outcome){.rules = said.rule != QE_RULE_NONE ? bit_of((unsigned)said.rule) : 0, .item = QE_NONE,
                          .kind = m.kind, .what = m.operator_name};
         if (said.rule != QE_RULE_NONE && said.where != AT_END) due->item = m.list.entries[said.where].source;
