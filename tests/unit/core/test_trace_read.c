@@ -141,6 +141,7 @@ static const bad_text bad_texts[] = {
     {HEAD "op k on s : slot.borrow w@1\n", HEAD_LINES + 1, 25, "`w@1`", "a declared slot"},
     {HEAD "op k on s : slot.borrow X\n", HEAD_LINES + 1, 26, "end of the line", "`@` and the version"},
     {HEAD "op k on s : slot.borrow X@\n", HEAD_LINES + 1, 27, "end of the line", "a version"},
+    {HEAD "op k on s : slot.borrow X@09\n", HEAD_LINES + 1, 27, "`09`", "a version"},
     {HEAD "op k on s : slot.borrow X@1,set\n", HEAD_LINES + 1, 29, "`set`", "an attribute"},
     {HEAD "op k on s : slot.borrow X@1,mb=\n", HEAD_LINES + 1, 32, "end of the line", "a microbatch"},
     {HEAD "op k on s : slot.borrow X@1;write\n", HEAD_LINES + 1, 28, "`;write`", "a blank"},
