@@ -87,6 +87,13 @@ qe_status qe_manifest_differences(const qe_manifest *then, const qe_manifest *no
 /* Settings of a manifest over the defaults.
  * On failure: QE_ERROR_UNSUPPORTED: a key or value that this program does not take. */
 qe_status qe_manifest_settings(const qe_manifest *manifest, qe_settings *settings_out, qe_error *error_out);
+/* What was chosen for each shape, line by line; without a file the libraries choose, the same for the same versions.
+ * On failure: QE_ERROR_MEMORY. */
+qe_status qe_manifest_choices_add(qe_manifest *manifest, FILE *file, qe_error *error_out);
+/* Writes down the chosen algorithms that the manifest holds where no such file is: a run goes on with those of the one
+ * before. Does nothing where the path is "", the file is there, or nothing was chosen.
+ * On failure: QE_ERROR_IO; no file is left. */
+qe_status qe_manifest_choices_restore(const qe_manifest *manifest, const char *path, qe_error *error_out);
 /* A new name for a run: 32 hexadecimal digits. */
 qe_status qe_run_name(char run_out[QE_DIGEST_BYTES], qe_error *error_out);
 

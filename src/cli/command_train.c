@@ -367,6 +367,13 @@ static int fail(training *t, qe_status status, const qe_step_result *result, qe_
     return qe_cli_error(t->cli, error);
 }
 
+/* What the run before chose is in the checkpoint, wherever its file has gone. */
+static qe_status bring_choices(const training *t, const qe_settings *settings, qe_error *error) {
+    const qe_checkpoint *from = t->resumes ? t->resume.checkpoint : NULL;
+    if (from == NULL || t->device != QE_DEVICE_CUDA) return QE_OK;
+    return qe_manifest_choices_restore(qe_checkpoint_manifest(from), settings->train.algorithms, error);
+}
+
 static int run_training(training *t, const qe_settings *settings, uint64_t dump_steps) {
     qe_error error = {0};
     qe_step_result result = {0};
@@ -377,7 +384,8 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
         .break_schedule = is_schedule_rule(t->inject) ? t->inject : QE_RULE_NONE,
     };
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
-    qe_status status = qe_session_open(&t->session, settings, &options, &error);
+    qe_status status = bring_choices(t, settings, &error);
+    if (status == QE_OK) status = qe_session_open(&t->session, settings, &options, &error);
     if (status == QE_OK) status = prepare(t, dump_steps, &error);
     if (status != QE_OK) return fail(t, status, &result, &error);
     describe(t);

@@ -30,17 +30,6 @@ static qe_status add_host(const qe_session *session, qe_manifest *manifest, qe_e
     return qe_facts_add(&manifest->libraries, library, version, error_out);
 }
 
-/* What was chosen for each shape, line by line; without a file the libraries choose, the same for the same versions. */
-static qe_status add_choices(FILE *file, qe_manifest *manifest, qe_error *error_out) {
-    char line[512], name[32];
-    for (unsigned i = 1; fgets(line, sizeof line, file) != NULL; i++) {
-        line[strcspn(line, "\n")] = 0;
-        snprintf(name, sizeof name, "choice_%u", i);
-        QE_TRY(qe_facts_add(&manifest->algorithms, name, line, error_out));
-    }
-    return QE_OK;
-}
-
 /* A GPU says "cuda NVIDIA H200 cuBLASLt 13.1.0 cuDNN 9.19.0, frontend 1.32.0". */
 static qe_status add_gpu(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
     const char *libraries = strstr(session->identity, "cuBLASLt");
@@ -48,7 +37,7 @@ static qe_status add_gpu(const qe_session *session, qe_manifest *manifest, qe_er
     if (libraries != NULL) QE_TRY(qe_facts_add(&manifest->libraries, "cuda", libraries, error_out));
     FILE *file = path[0] != 0 ? fopen(path, "r") : NULL;
     if (file == NULL) return qe_facts_add(&manifest->algorithms, "choice", "the libraries' first", error_out);
-    qe_status status = add_choices(file, manifest, error_out);
+    qe_status status = qe_manifest_choices_add(manifest, file, error_out);
     (void)fclose(file);
     return status;
 }
