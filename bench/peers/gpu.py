@@ -35,6 +35,9 @@ def arguments():
 
 def environment(options):
     extended = dict(os.environ)
+    # PyTorch brings its libraries. Where the loader finds a toolkit's first, Transformer Engine's fused attention does
+    # not come up and an unfused one runs in its place, in silence: 42 ms instead of 14.5 for 8192 tokens.
+    extended.pop("LD_LIBRARY_PATH", None)
     if options.te:
         extended["PYTHONPATH"] = os.pathsep.join(filter(None, (options.te, extended.get("PYTHONPATH"))))
     return extended

@@ -7,7 +7,8 @@ make_graphed_callables makes, and with its host taken away (forward and backward
 One process per shape: past the recompile limit of torch's compiler, which Transformer Engine's helpers use, its fused
 helpers fall back. Weights are quantized once, in both layouts, and cached (is_first_microbatch), gradients accumulate
 into main_grad in the products (fuse_wgrad_accumulation). Accumulation of the products is Transformer Engine's default
-(fast forward, split gradients); --fast makes all of them fast. Prints a JSON line for each figure.
+(fast forward, split gradients); --fast makes all of them fast. Prints a JSON line for each figure. Run it as gpu.py
+does, without LD_LIBRARY_PATH: beside a toolkit's libraries its fused attention does not come up.
 Exit status: 0, 2 usage, 77 Transformer Engine or a GPU is missing.
 """
 import argparse
