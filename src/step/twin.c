@@ -87,6 +87,6 @@ qe_status qe_twin_read(const qe_twin *twin, void *to_host, const void *from, siz
         const void *kept = (const char *)range->to + (wanted - begin);
         return twin->rank->team->options.backend->memory->fetch(twin->rank->device, to_host, kept, bytes, error_out);
     }
-    QE_ASSERT(!"what is read is kept");
+    QE_ASSERT(0 && "what is read is kept");
     return QE_ERROR_DEVICE;
 }

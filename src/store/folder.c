@@ -200,6 +200,8 @@ qe_status qe_folder_checkpoints(int descriptor, const char *path, qe_checkpoint_
         if (!qe_checkpoint_name_read(names[i], &one->step)) continue;
         snprintf(one->name, sizeof one->name, "%s", names[i]);
         qe_status status = read_manifest(descriptor, path, names[i], &manifest);
+        /* Once more what was refused for a moment: without its serial an old one would come first. */
+        if (status == QE_ERROR_IO) status = read_manifest(descriptor, path, names[i], &manifest);
         one->serial = status == QE_OK ? manifest.serial : UINT64_MAX;
         one->is_foreign = status == QE_ERROR_UNSUPPORTED || status == QE_ERROR_IO;
         qe_manifest_deinit(&manifest);
