@@ -20,8 +20,9 @@ static _Atomic long counted, due;
 static _Atomic(const char *) met;
 static char *told; /* [FAULT_NAME_BYTES] in memory that outlives the process */
 
-/* OpenBLAS 0.3.21 uses what malloc gave it without a look: what it asks for cannot be refused. */
-static int is_foreign(const void *caller) {
+/* OpenBLAS 0.3.21 uses what malloc gave it without a look: what it asks for cannot be refused. Apart, because malloc is
+ * called before a sanitizer has the memory in which it watches a function's stack. */
+__attribute__((noinline)) static int is_foreign(const void *caller) {
     Dl_info info = {0};
     return caller != NULL && dladdr(caller, &info) != 0 && strstr(info.dli_fname, "/libopenblas") != NULL;
 }
