@@ -84,7 +84,7 @@ static const qe_settings_row rows[] = {
      .help = "Device: file of chosen algorithms, honoured or refused; made by timing all where it is not there; empty: "
              "the libraries' first choice."},
     {.key = "train.deterministic", AT(train.deterministic), BOOLEAN, .initial = "true",
-     .help = "Device: attention's backward adds up in a fixed order; false: any order, faster, other bits each time."},
+     .help = "Device: attention's backward has the same bits each time; false: sums in any order may be taken."},
     {.key = "train.nvtx", AT(train.nvtx), BOOLEAN, .initial = "false",
      .help = "Device: an NVTX range around every op that is submitted."},
     {.key = "train.memory_limit", AT(train.memory_limit_bytes), WHOLE(QE_ROW_U64, 0, 9223372036854775807),

@@ -84,12 +84,33 @@ qe_cuda_gemm *bench_chosen(bench *b, const qe_product *product, const qe_algorit
     return NULL;
 }
 
+bench bench_attention_open(bench *b, const qe_op *op, qe_attention_algorithm algorithm) {
+    bench with = *b;
+    qe_cuda_choice choice;
+    qe_error error = {0};
+    qe_attention_choice_make(&op->args.attention_backward, algorithm, &choice);
+    with.failures = 0;
+    with.attention = NULL;
+    if (qe_cuda_attention_create(&with.attention, &error) == QE_OK &&
+        qe_cuda_attention_choose(with.attention, &choice, &error) == QE_OK)
+        return with;
+    bench_fail(b, "%s: %s", choice.key, error.message);
+    qe_cuda_attention_destroy(with.attention);
+    with.attention = NULL;
+    return with;
+}
+
+void bench_attention_close(bench *b, bench *with) {
+    qe_cuda_attention_destroy(with->attention);
+    b->failures += with->failures;
+}
+
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
 int bench_prepare(const runner *r, const qe_op *op) {
     qe_error error = {0};
     const qe_status status = r->gemm ? qe_cuda_gemm_prepare(r->gemm, op, r->tune, &error)
-                                     : qe_cuda_attention_prepare(r->b->attention, op, &error);
+                                     : qe_cuda_attention_prepare(r->b->attention, op, r->tune, &error);
     if (status == QE_OK) return 1;
     bench_fail(r->b, "prepare %s: %s: %s (%s)", qe_op_name(op->kind), qe_status_name(status), error.message,
                error.remedy);

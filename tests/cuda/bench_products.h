@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "backend/cuda/attention_choice.h"
 #include "backend/cuda/product.h"
 #include "backend/cuda/products.h"
 
@@ -39,6 +40,11 @@ void bench_free(void *at);
 
 /* Products with one algorithm chosen; NULL where that was refused and the failure said. */
 qe_cuda_gemm *bench_chosen(bench *b, const qe_product *product, const qe_algorithm *algorithm);
+
+/* A copy of `b` whose attention has this algorithm for the op's shape; NULL attention where that was refused and the
+ * failure said. Its failures are added by bench_attention_close. */
+bench bench_attention_open(bench *b, const qe_op *op, qe_attention_algorithm algorithm);
+void bench_attention_close(bench *b, bench *with);
 
 /* 1 where it was done, 0 where a failure was said. */
 int bench_prepare(const runner *r, const qe_op *op);

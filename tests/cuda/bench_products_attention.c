@@ -197,10 +197,9 @@ static void forward_check(const runner *r, const world *w) {
     free(got);
 }
 
-static void backward_check(const runner *r, const world *w, int deterministic) {
+static void backward_judge(const runner *r, const world *w, int deterministic) {
     const qe_op op = backward_op(w, deterministic);
     const uint64_t q = w->out_row, kv = (uint64_t)w->kv_heads * w->head_dim;
-    printf("   backward%s\n", deterministic ? "" : ", any order");
     if (!bench_prepare(r, &op)) return;
     uint16_t *got = bits_of(r, &op, w->d_dqkv, 2 * w->rows * w->row, deterministic);
     columns_judge(r->b, "dq", got, w->dqkv, w->rows, w->row, 0, q);
@@ -209,25 +208,69 @@ static void backward_check(const runner *r, const world *w, int deterministic) {
     free(got);
 }
 
-void bench_check_attention(bench *b) {
-    static const uint32_t cases[][5] = {
-        {2, 192, 4, 2, 64}, {2, 192, 4, 2, 128}, {1, 256, 2, 2, 128}, {2, 72, 4, 1, 64}, {2, 50, 4, 2, 32}};
+static void backward_check(bench *b, const world *w, qe_attention_algorithm algorithm, int deterministic) {
+    const qe_op op = backward_op(w, deterministic);
+    bench with = bench_attention_open(b, &op, algorithm);
+    const runner r = {&with, NULL, 0, NULL};
+    printf("   backward%s, %s\n", deterministic ? "" : ", any order",
+           algorithm == QE_ATTENTION_OWN ? "ours" : "cuDNN's");
+    if (with.attention) backward_judge(&r, w, deterministic);
+    bench_attention_close(b, &with);
+}
+
+/* A row of dO that is no number makes this query's gradient, and those of all keys that it sees, no numbers; queries
+ * before it keep theirs. */
+static void nan_check(bench *b, const world *w) {
+    const qe_op op = backward_op(w, 1);
+    const uint64_t count = w->rows * w->row, at = (w->sequence / 2) * w->out_row;
+    const uint16_t nan = 0x7FC0;
+    uint16_t *got = calloc(count, sizeof *got), before = 0;
+    bench with = bench_attention_open(b, &op, QE_ATTENTION_OWN);
+    const runner r = {&with, NULL, 0, NULL};
+    (void)cudaMemcpy(&before, (uint16_t *)w->d_dout + at, sizeof before, cudaMemcpyDeviceToHost);
+    (void)cudaMemcpy((uint16_t *)w->d_dout + at, &nan, sizeof nan, cudaMemcpyHostToDevice);
+    if (with.attention && bench_prepare(&r, &op) && bench_run(&r, &op) && bench_sync(&with)) {
+        (void)cudaMemcpy(got, w->d_dqkv, count * sizeof *got, cudaMemcpyDeviceToHost);
+        const uint64_t row = w->sequence / 2;
+        const uint64_t kv = w->out_row, value = kv + (uint64_t)w->kv_heads * w->head_dim;
+        if (!isnan(qe_bf16_decode(got[row * w->row])) || !isnan(qe_bf16_decode(got[row * w->row + kv])) ||
+            !isnan(qe_bf16_decode(got[value])) || isnan(qe_bf16_decode(got[(row - 1) * w->row])))
+            bench_fail(b, "attention: a gradient that is no number is lost or spreads");
+    }
+    (void)cudaMemcpy((uint16_t *)w->d_dout + at, &before, sizeof before, cudaMemcpyHostToDevice);
+    bench_attention_close(b, &with);
+    free(got);
+}
+
+/* Both algorithms where ours takes the shape. */
+static void case_check(bench *b, const world *w) {
     const runner r = {b, NULL, 0, NULL};
+    forward_check(&r, w);
+    backward_check(b, w, QE_ATTENTION_CUDNN, 1);
+    backward_check(b, w, QE_ATTENTION_CUDNN, 0);
+    if (w->head_dim != 64 && w->head_dim != 128) return;
+    backward_check(b, w, QE_ATTENTION_OWN, 1);
+    nan_check(b, w);
+}
+
+void bench_check_attention(bench *b) {
+    static const uint32_t cases[][5] = {{2, 192, 4, 2, 64},  {2, 192, 4, 2, 128}, {1, 256, 2, 2, 128},
+                                        {2, 72, 4, 1, 64},   {2, 50, 4, 2, 32},   {1, 640, 8, 1, 128},
+                                        {3, 320, 3, 1, 64}};
     printf("attention against sums in double\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         world w;
         printf("  %u sequences of %u, %u/%u heads of %u\n", cases[i][0], cases[i][1], cases[i][2], cases[i][3],
                cases[i][4]);
         world_init(b, &w, cases[i][0], cases[i][1], cases[i][2], cases[i][3], cases[i][4]);
-        forward_check(&r, &w);
-        for (int deterministic = 1; deterministic >= 0; --deterministic) backward_check(&r, &w, deterministic);
+        case_check(b, &w);
         world_deinit(&w);
         fflush(stdout);
     }
     qe_op refused = {.kind = QE_OP_ATTENTION, .args.attention = {.sequences = 1, .sequence = 64, .heads = 2,
                                                                 .kv_heads = 2, .head_dim = 36}};
     qe_error error = {0};
-    if (qe_cuda_attention_prepare(b->attention, &refused, &error) != QE_ERROR_UNSUPPORTED)
+    if (qe_cuda_attention_prepare(b->attention, &refused, 0, &error) != QE_ERROR_UNSUPPORTED)
         bench_fail(b, "heads of 36 elements were taken");
     else
         printf("  refused as it should: %s\n", error.message);

@@ -389,8 +389,8 @@ void bench_check_choices(bench *b, const char *path) {
     const qe_cuda_choice *ignored;
     printf("choices in %s\n", path);
     if (qe_cuda_gemm_choices(b->tuned, &ignored) == 0) return;
-    if (qe_cuda_choices_write(b->tuned, path, &error) != QE_OK || qe_cuda_gemm_create(&read, &error) != QE_OK ||
-        qe_cuda_choices_read(read, path, &error) != QE_OK)
+    if (qe_cuda_choices_write(b->tuned, NULL, path, &error) != QE_OK || qe_cuda_gemm_create(&read, &error) != QE_OK ||
+        qe_cuda_choices_read(read, NULL, path, &error) != QE_OK)
         bench_fail(b, "choices: %s (line %u)", error.message, error.line);
     else
         choices_compare(b, read);

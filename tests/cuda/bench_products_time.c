@@ -249,6 +249,15 @@ static void attention_time(const runner *r, const char *name, const qe_op *ops, 
            1e3 * took, (unsigned long long)((before - memory_free()) >> 20));
 }
 
+static const struct {
+    const char *name;
+    int deterministic;
+    qe_attention_algorithm algorithm;
+} backwards[] = {{"backward, cuDNN's", 1, QE_ATTENTION_CUDNN},
+                 {"cuDNN's, any order", 0, QE_ATTENTION_CUDNN},
+                 {"backward, ours", 1, QE_ATTENTION_OWN}};
+enum { BACKWARDS = sizeof backwards / sizeof backwards[0] };
+
 static void attention_shape_time(bench *b, const bench_shape *s) {
     const uint64_t t = s->tokens, row = (uint64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
     const uint64_t wide = (uint64_t)s->heads * s->head_dim;
@@ -262,10 +271,14 @@ static void attention_shape_time(bench *b, const bench_shape *s) {
     if (rotation_init(b, &data, parts, sizeof parts / sizeof parts[0])) {
         for (uint32_t i = 0; i < data.sets; ++i) ops[i] = attention_op(s, data.at[i]);
         attention_time(&r, "forward", ops, data.sets, operations);
-        for (int deterministic = 1; deterministic >= 0; --deterministic) {
-            for (uint32_t i = 0; i < data.sets; ++i) ops[i] = attention_backward_op(s, data.at[i], deterministic);
-            attention_time(&r, deterministic ? "backward, deterministic" : "backward, any order", ops, data.sets,
-                           2.5 * operations);
+        for (int way = 0; way < BACKWARDS; ++way) {
+            for (uint32_t i = 0; i < data.sets; ++i)
+                ops[i] = attention_backward_op(s, data.at[i], backwards[way].deterministic);
+            bench with = bench_attention_open(b, &ops[0], backwards[way].algorithm);
+            const runner chosen = {&with, NULL, 0, NULL};
+            if (with.attention)
+                attention_time(&chosen, backwards[way].name, ops, data.sets, 2.5 * operations);
+            bench_attention_close(b, &with);
         }
     }
     bench_free(data.arena);

@@ -11,10 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cuda/attention_choice.h"
 #include "backend/cuda/choices.h"
 #include "backend/cuda/product.h"
 
-static const qe_choice_maker here = {"cuBLASLt 13.1.0", "NVIDIA H200"};
+static const qe_choice_maker here = {"cuBLASLt 13.1.0", "NVIDIA H200", "cuDNN 9.14.0, frontend 1.32.0"};
 
 static qe_qtensor tensor_of(qe_format format, uint32_t rows, uint32_t columns, uint8_t transposed) {
     return (qe_qtensor){.rows = rows, .columns = columns, .format = (uint8_t)format, .transposed = transposed};
@@ -195,7 +196,8 @@ static void a_file_is_read_line_by_line_and_a_bad_line_is_named(void **state) {
 static void another_library_or_device_is_refused_and_named(void **state) {
     (void)state;
     char line[QE_CHOICE_LINE_BYTES], text[2 * QE_CHOICE_LINE_BYTES];
-    const qe_choice_maker others[] = {{"cuBLASLt 13.2.0", "NVIDIA H200"}, {"cuBLASLt 13.1.0", "NVIDIA H100 PCIe"}};
+    const qe_choice_maker others[] = {{"cuBLASLt 13.2.0", "NVIDIA H200", here.attention},
+                                      {"cuBLASLt 13.1.0", "NVIDIA H100 PCIe", here.attention}};
     const qe_cuda_choice choice = choice_make(1);
     for (size_t i = 0; i < 2; ++i) {
         uint64_t count;
@@ -205,6 +207,53 @@ static void another_library_or_device_is_refused_and_named(void **state) {
         assert_int_equal(scan(text, &count, &error), QE_ERROR_UNSUPPORTED);
         assert_int_equal(error.line, 2);
         assert_non_null(strstr(error.message, i ? "H100" : "13.2.0"));
+    }
+}
+
+static const qe_args_attention_backward ATTENTION = {
+    .sequences = 2, .sequence = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128, .deterministic = 1};
+
+static void a_choice_of_attention_survives_its_line_and_names_the_library_of_attention(void **state) {
+    (void)state;
+    const qe_choice_maker other = {here.library, here.device, "cuDNN 9.19.0, frontend 1.32.0"};
+    for (int i = QE_ATTENTION_CUDNN; i <= QE_ATTENTION_OWN; ++i) {
+        char line[QE_CHOICE_LINE_BYTES], copy[QE_CHOICE_LINE_BYTES];
+        qe_cuda_choice choice, again;
+        qe_args_attention_backward args;
+        qe_attention_algorithm algorithm;
+        qe_attention_choice_make(&ATTENTION, (qe_attention_algorithm)i, &choice);
+        assert_string_equal(choice.key, "attention_backward s2 t2048 h32 kv8 d128 fixed");
+        qe_choice_format(&here, &choice, line);
+        assert_int_equal(strncmp(line, here.attention, strlen(here.attention)), 0);
+        line[strlen(line) - 1] = '\0';
+        memcpy(copy, line, sizeof copy);
+        assert_int_equal(qe_choice_parse(&here, line, &again, NULL), QE_OK);
+        assert_memory_equal(&choice, &again, sizeof choice);
+        assert_int_equal(qe_choice_parse(&other, copy, &again, NULL), QE_ERROR_UNSUPPORTED);
+        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_OK);
+        assert_memory_equal(&args, &ATTENTION, sizeof args);
+        assert_int_equal(algorithm, i);
+    }
+}
+
+static void a_choice_that_names_no_attention_or_another_algorithm_is_refused(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "attention_backward s2 t2048 h32 kv8 d128",        "attention_backward s2 t2048 h32 kv8 d128 fixed ",
+        "attention_backward s2 t2048 h32 kv8 d128 other",  "attention_backward s02 t2048 h32 kv8 d128 fixed",
+        "attention_backward s2 t2048 h32 kv8 d128 fixedly", "attention_backward s-2 t2048 h32 kv8 d128 fixed"};
+    qe_cuda_choice choice;
+    qe_args_attention_backward args;
+    qe_attention_algorithm algorithm;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
+        qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
+        (void)snprintf(choice.key, sizeof choice.key, "%s", keys[i]);
+        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_ERROR_FORMAT);
+    }
+    for (int word = 0; word < 8; ++word) {
+        qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
+        choice.words[word] += 1;
+        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_ERROR_UNSUPPORTED);
     }
 }
 
@@ -232,6 +281,8 @@ int main(void) {
         cmocka_unit_test(a_choice_survives_its_line),
         cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),
         cmocka_unit_test(another_library_or_device_is_refused_and_named),
+        cmocka_unit_test(a_choice_of_attention_survives_its_line_and_names_the_library_of_attention),
+        cmocka_unit_test(a_choice_that_names_no_attention_or_another_algorithm_is_refused),
         cmocka_unit_test(what_is_no_file_of_choices_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

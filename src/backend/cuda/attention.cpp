@@ -1,7 +1,7 @@
-/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face. cuDNN plans whole graphs; its header
- * library of C++ (cudnn-frontend) builds the graph of the backward, and that is why this file is C++. Nothing of C++
- * leaves it: no exception, no template. libcudnn is opened at run time, so that a machine without it can build and run
- * everything else.
+/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its backward and
+ * ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graph of the backward, and that
+ * is why this file is C++. Nothing of C++ leaves it: no exception, no template. libcudnn is opened at run time, so that
+ * a machine without it can build and run everything else.
  *
  * q, k and v are views of the packed qkv [T, (heads + 2 kv_heads) head_dim] by strides, dq, dk and dv of dqkv; nothing
  * is copied. Statistics are the natural log-sum-exp of the scaled scores, as on the host. */
@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +20,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backend/cuda/products.h"
+#include "backend/cuda/attention_choice.h"
+#include "backend/cuda/attention_own.h"
+#include "backend/cuda/choices.h"
+#include "backend/cuda/product_kernels.h"
 
 /* The one variable of this library: cudnn-frontend asks for it by name. Set once, under a lock, never taken back. */
 namespace cudnn_frontend {
@@ -51,8 +55,10 @@ struct shape {
 
 struct plan {
     shape of;
-    fe::graph::Graph graph;
+    qe_attention_algorithm algorithm = QE_ATTENTION_CUDNN;
+    fe::graph::Graph graph; /* cuDNN's */
     int64_t workspace_bytes = 0;
+    bool built = false;
     bool loaded = false; /* its kernels are on the device, so that it may be captured */
 };
 
@@ -67,6 +73,8 @@ struct qe_cuda_attention {
     std::vector<void *> workspaces;    /* the last is the largest; the others live on, because graphs may name them */
     int64_t workspace_bytes = 0;
     std::vector<std::unique_ptr<plan>> plans;
+    std::vector<qe_cuda_choice> choices; /* of backwards, in the order of their plans */
+    qe_attention_own own = {};           /* of zeros: this device has not what our kernels need */
     std::string identity;
 };
 
@@ -247,37 +255,6 @@ qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *
     return QE_OK;
 }
 
-qe_status execute(qe_cuda_attention &attention, const plan &p, addresses &at, cudaStream_t stream,
-                  qe_error *error_out) {
-    if (fe::detail::set_stream(attention.handle, stream) != CUDNN_STATUS_SUCCESS)
-        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN does not take the stream");
-    fe::error_t status = p.graph.execute(attention.handle, at, attention.workspaces.back());
-    if (status.is_good()) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
-}
-
-/* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
-qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
-    addresses at;
-    cudaGraph_t graph = nullptr;
-    for (int64_t id = UID_Q; id <= UID_DV; ++id) at[id] = attention.workspaces.back();
-    cudaError_t device = cudaStreamBeginCapture(attention.stream, cudaStreamCaptureModeRelaxed);
-    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
-    const qe_status status = execute(attention, p, at, attention.stream, error_out);
-    device = cudaStreamEndCapture(attention.stream, &graph);
-    if (graph) (void)cudaGraphDestroy(graph);
-    if (status != QE_OK) return status;
-    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
-    p.loaded = true;
-    return QE_OK;
-}
-
-plan *plan_find(const qe_cuda_attention &attention, const shape &of) {
-    for (const auto &p : attention.plans)
-        if (p->of == of) return p.get();
-    return nullptr;
-}
-
 /* --- ops --------------------------------------------------------------------------------------------------------- */
 
 shape forward_shape(const qe_args_attention &args) {
@@ -333,18 +310,203 @@ addresses backward_addresses(const qe_args_attention_backward &args, const shape
             {UID_DV, behind(args.dqkv, of, of.heads + of.kv_heads)}};
 }
 
-qe_status prepare(qe_cuda_attention &attention, const shape &of, qe_error *error_out) {
-    plan *found = plan_find(attention, of);
-    if (!found) {
-        auto made = std::make_unique<plan>();
-        made->of = of;
-        qe_status status = plan_build(attention.handle, *made, error_out);
-        if (status == QE_OK) status = workspace_grow(attention, made->workspace_bytes, error_out);
-        if (status != QE_OK) return status;
-        attention.plans.push_back(std::move(made));
-        found = attention.plans.back().get();
+qe_op op_of(const shape &of, void *qkv, void *out, float *lse, void *dout, void *dqkv) {
+    qe_op op = {};
+    const auto sequences = static_cast<uint32_t>(of.sequences), sequence = static_cast<uint32_t>(of.sequence);
+    const auto heads = static_cast<uint32_t>(of.heads), kv_heads = static_cast<uint32_t>(of.kv_heads);
+    const auto head_dim = static_cast<uint32_t>(of.head_dim);
+    op.kind = of.backward ? QE_OP_ATTENTION_BACKWARD : QE_OP_ATTENTION;
+    if (of.backward)
+        op.args.attention_backward = {qkv,      out,   lse,      dout,     dqkv,
+                                      nullptr,  sequences, sequence, heads, kv_heads,
+                                      head_dim, of.deterministic, {}};
+    else
+        op.args.attention = {qkv, out, lse, nullptr, sequences, sequence, heads, kv_heads, head_dim, 1, {}};
+    return op;
+}
+
+qe_args_attention_backward args_of(const shape &of) {
+    return op_of(of, nullptr, nullptr, nullptr, nullptr, nullptr).args.attention_backward;
+}
+
+/* --- running ----------------------------------------------------------------------------------------------------- */
+
+qe_status execute(qe_cuda_attention &attention, const plan &p, const qe_op &op, cudaStream_t stream,
+                  qe_error *error_out) {
+    addresses at = p.of.backward ? backward_addresses(op.args.attention_backward, p.of)
+                                 : forward_addresses(op.args.attention, p.of);
+    if (fe::detail::set_stream(attention.handle, stream) != CUDNN_STATUS_SUCCESS)
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN does not take the stream");
+    fe::error_t status = p.graph.execute(attention.handle, at, attention.workspaces.back());
+    if (status.is_good()) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
+}
+
+qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op, cudaStream_t stream,
+                   qe_error *error_out) {
+    if (p.algorithm == QE_ATTENTION_CUDNN) return execute(attention, p, op, stream, error_out);
+    const qe_status status =
+        qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back(), stream);
+    if (status != QE_ERROR_DEVICE) return status;
+    return qe_cuda_failure(cudaGetLastError(), "launching attention's backward", error_out);
+}
+
+/* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
+qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
+    void *const anything = attention.workspaces.back();
+    const qe_op op = op_of(p.of, anything, anything, static_cast<float *>(anything), anything, anything);
+    cudaGraph_t graph = nullptr;
+    cudaError_t device = cudaStreamBeginCapture(attention.stream, cudaStreamCaptureModeRelaxed);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
+    const qe_status status = plan_run(attention, p, op, attention.stream, error_out);
+    device = cudaStreamEndCapture(attention.stream, &graph);
+    if (graph) (void)cudaGraphDestroy(graph);
+    if (status != QE_OK) return status;
+    if (device != cudaSuccess) return qe_cuda_failure(device, "loading attention's kernels", error_out);
+    p.loaded = true;
+    return QE_OK;
+}
+
+/* Builds what is not built; grows the workspace; loads kernels. */
+qe_status plan_ready(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
+    if (!p.built) {
+        const qe_args_attention_backward args = args_of(p.of);
+        if (p.algorithm == QE_ATTENTION_OWN)
+            p.workspace_bytes = static_cast<int64_t>(qe_attention_own_bytes(&args));
+        else if (const qe_status status = plan_build(attention.handle, p, error_out); status != QE_OK)
+            return status;
+        p.built = true;
     }
-    return found->loaded ? QE_OK : plan_load(attention, *found, error_out);
+    if (p.loaded) return QE_OK;
+    const qe_status status = workspace_grow(attention, p.workspace_bytes, error_out);
+    return status == QE_OK ? plan_load(attention, p, error_out) : status;
+}
+
+plan *plan_find(const qe_cuda_attention &attention, const shape &of) {
+    for (const auto &p : attention.plans)
+        if (p->of == of) return p.get();
+    return nullptr;
+}
+
+/* --- choosing ---------------------------------------------------------------------------------------------------- */
+
+constexpr int RACE_ROUNDS = 7, RACE_LAUNCHES = 4;
+
+/* Operands of a race. */
+struct track {
+    void *arena = nullptr;
+    cudaEvent_t begin = nullptr, end = nullptr;
+    qe_op forward, backward;
+    ~track() {
+        if (begin) (void)cudaEventDestroy(begin);
+        if (end) (void)cudaEventDestroy(end);
+        (void)cudaFree(arena);
+    }
+};
+
+qe_status track_lay(track &t, const shape &of, cudaStream_t stream, qe_error *error_out) {
+    const auto tokens = static_cast<uint64_t>(of.sequences * of.sequence), heads = static_cast<uint64_t>(of.heads);
+    const uint64_t row = static_cast<uint64_t>(of.row()), out_row = heads * static_cast<uint64_t>(of.head_dim);
+    const uint64_t bytes = tokens * (4 * row + 4 * out_row + sizeof(float) * heads) + 4 * 256;
+    const cudaError_t device = cudaMalloc(&t.arena, bytes);
+    if (device != cudaSuccess) return qe_cuda_failure(device, "tuning attention", error_out);
+    char *at = static_cast<char *>(t.arena);
+    const auto take = [&at](uint64_t wanted) {
+        char *const here = at;
+        at += (wanted + 255) / 256 * 256;
+        return static_cast<void *>(here);
+    };
+    void *const qkv = take(2 * tokens * row), *const dqkv = take(2 * tokens * row);
+    void *const out = take(2 * tokens * out_row), *const dout = take(2 * tokens * out_row);
+    float *const lse = static_cast<float *>(take(sizeof(float) * tokens * heads));
+    shape before = of;
+    before.backward = false;
+    before.deterministic = true;
+    t.forward = op_of(before, qkv, out, lse, nullptr, nullptr);
+    t.backward = op_of(of, qkv, out, lse, dout, dqkv);
+    if (cudaEventCreate(&t.begin) != cudaSuccess || cudaEventCreate(&t.end) != cudaSuccess ||
+        qe_cuda_random(QE_FORMAT_BF16, qkv, tokens * row, 1, stream) != QE_OK ||
+        qe_cuda_random(QE_FORMAT_BF16, dout, tokens * out_row, 2, stream) != QE_OK)
+        return qe_cuda_failure(cudaGetLastError(), "tuning attention", error_out);
+    return QE_OK;
+}
+
+/* Milliseconds of a few launches. */
+qe_status lap(qe_cuda_attention &attention, const plan &p, const track &t, float &milliseconds, qe_error *error_out) {
+    (void)cudaEventRecord(t.begin, attention.stream);
+    for (int i = 0; i < RACE_LAUNCHES; ++i) {
+        const qe_status status = plan_run(attention, p, t.backward, attention.stream, error_out);
+        if (status != QE_OK) return status;
+    }
+    (void)cudaEventRecord(t.end, attention.stream);
+    cudaError_t device = cudaEventSynchronize(t.end);
+    if (device == cudaSuccess) device = cudaEventElapsedTime(&milliseconds, t.begin, t.end);
+    return device == cudaSuccess ? QE_OK : qe_cuda_failure(device, "tuning attention", error_out);
+}
+
+/* Both are ready. Medians of rounds in turn; a first one warms up. */
+qe_status race(qe_cuda_attention &attention, const plan *const (&of)[2], int &best_out, qe_error *error_out) {
+    track t;
+    float laps[2][RACE_ROUNDS];
+    qe_status status = track_lay(t, of[0]->of, attention.stream, error_out);
+    plan before;
+    before.of = forward_shape(t.forward.args.attention);
+    if (status == QE_OK) status = plan_ready(attention, before, error_out);
+    if (status == QE_OK) status = plan_run(attention, before, t.forward, attention.stream, error_out);
+    for (int round = -1; round < RACE_ROUNDS; ++round)
+        for (int i = 0; i < 2 && status == QE_OK; ++i)
+            status = lap(attention, *of[i], t, laps[i][round < 0 ? 0 : round], error_out);
+    if (status != QE_OK) return status;
+    for (auto &one : laps) std::sort(one, one + RACE_ROUNDS);
+    best_out = laps[1][RACE_ROUNDS / 2] < laps[0][RACE_ROUNDS / 2] ? 1 : 0;
+    return QE_OK;
+}
+
+bool takes(const qe_cuda_attention &attention, const shape &of) {
+    const qe_args_attention_backward args = args_of(of);
+    return of.backward && attention.own.encode && qe_attention_own_takes(&args);
+}
+
+std::unique_ptr<plan> plan_make(const shape &of, qe_attention_algorithm algorithm) {
+    auto made = std::make_unique<plan>();
+    made->of = of;
+    made->algorithm = algorithm;
+    return made;
+}
+
+/* The fastest; where cuDNN has none, ours. */
+qe_status plan_tune(qe_cuda_attention &attention, const shape &of, std::unique_ptr<plan> &made, qe_error *error_out) {
+    std::unique_ptr<plan> both[] = {plan_make(of, QE_ATTENTION_CUDNN), plan_make(of, QE_ATTENTION_OWN)};
+    int best = 1;
+    qe_status status = plan_ready(attention, *both[1], error_out);
+    if (status == QE_OK && plan_ready(attention, *both[0], nullptr) == QE_OK)
+        status = race(attention, {both[0].get(), both[1].get()}, best, error_out);
+    if (status == QE_OK) made = std::move(both[best]);
+    return status;
+}
+
+/* Strong: a plan and its choice are there, or neither. */
+void plan_keep(qe_cuda_attention &attention, std::unique_ptr<plan> made) {
+    const qe_args_attention_backward args = args_of(made->of);
+    attention.plans.reserve(attention.plans.size() + 1);
+    if (made->of.backward) {
+        qe_cuda_choice choice;
+        qe_attention_choice_make(&args, made->algorithm, &choice);
+        choice.workspace_bytes = static_cast<uint64_t>(made->workspace_bytes);
+        attention.choices.push_back(choice);
+    }
+    attention.plans.push_back(std::move(made));
+}
+
+qe_status prepare(qe_cuda_attention &attention, const shape &of, int tune, qe_error *error_out) {
+    plan *const found = plan_find(attention, of);
+    if (found) return plan_ready(attention, *found, error_out);
+    const bool ours = takes(attention, of);
+    auto made = plan_make(of, ours && of.deterministic ? QE_ATTENTION_OWN : QE_ATTENTION_CUDNN);
+    const qe_status status =
+        ours && tune ? plan_tune(attention, of, made, error_out) : plan_ready(attention, *made, error_out);
+    if (status == QE_OK) plan_keep(attention, std::move(made));
+    return status;
 }
 
 /* Not while `stream` is captured: then what is missing is the caller's mistake. */
@@ -352,7 +514,7 @@ qe_status prepare_late(qe_cuda_attention &attention, const shape &of, cudaStream
     cudaStreamCaptureStatus capturing;
     if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess) return QE_ERROR_DEVICE;
     if (capturing != cudaStreamCaptureStatusNone) return QE_ERROR_ARGUMENT;
-    return prepare(attention, of, nullptr);
+    return prepare(attention, of, 0, nullptr);
 }
 
 qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream) {
@@ -365,9 +527,32 @@ qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream
         if (status != QE_OK) return status;
         p = plan_find(attention, of);
     }
-    addresses at = of.backward ? backward_addresses(op.args.attention_backward, of)
-                               : forward_addresses(op.args.attention, of);
-    return execute(attention, *p, at, stream, nullptr);
+    return plan_run(attention, *p, op, stream, nullptr);
+}
+
+qe_status choose(qe_cuda_attention &attention, const qe_cuda_choice &choice, qe_error *error_out) {
+    qe_args_attention_backward args = {};
+    qe_attention_algorithm algorithm;
+    qe_op op = {};
+    shape of;
+    qe_status status = qe_attention_choice_parse(&choice, &args, &algorithm, error_out);
+    op.kind = QE_OP_ATTENTION_BACKWARD;
+    op.args.attention_backward = args;
+    if (status == QE_OK) status = shape_of(op, of, error_out);
+    if (status != QE_OK) return status;
+    const plan *const chosen = plan_find(attention, of);
+    if (chosen && chosen->algorithm == algorithm) return QE_OK;
+    if (chosen)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared",
+                            "%s has another algorithm already", choice.key);
+    if (algorithm == QE_ATTENTION_OWN && !takes(attention, of))
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                            "choose anew with this build on this machine: leave the file of choices out",
+                            "%s cannot be ours on this device", choice.key);
+    auto made = plan_make(of, algorithm);
+    made->workspace_bytes = static_cast<int64_t>(choice.workspace_bytes); /* until it is built */
+    plan_keep(attention, std::move(made));
+    return QE_OK;
 }
 
 qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
@@ -382,6 +567,10 @@ qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
     const cudaError_t device = cudaStreamCreateWithFlags(&attention.stream, cudaStreamNonBlocking);
     if (device != cudaSuccess) return qe_cuda_failure(device, "a stream for attention", error_out);
     attention.identity = identity_of();
+    if (qe_attention_own_open(&attention.own) == QE_OK)
+        attention.identity += ", ours " + std::to_string(QE_ATTENTION_OWN_REVISION);
+    else
+        attention.own = {};
     return workspace_grow(attention, WORKSPACE_FIRST_BYTES, error_out);
 }
 
@@ -411,11 +600,11 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention) {
     delete attention;
 }
 
-qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, qe_error *error_out) {
+qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {
     return guarded(error_out, [&] {
         shape of;
         const qe_status status = shape_of(*op, of, error_out);
-        return status == QE_OK ? prepare(*attention, of, error_out) : status;
+        return status == QE_OK ? prepare(*attention, of, tune, error_out) : status;
     });
 }
 
@@ -424,3 +613,21 @@ qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, c
 }
 
 const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) { return attention->identity.c_str(); }
+
+uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
+    *choices_out = attention->choices.data();
+    return static_cast<uint32_t>(attention->choices.size());
+}
+
+qe_status qe_cuda_attention_choose(qe_cuda_attention *attention, const qe_cuda_choice *choice, qe_error *error_out) {
+    return guarded(error_out, [&] { return choose(*attention, *choice, error_out); });
+}
+
+void qe_cuda_attention_keep(qe_cuda_attention *attention, uint32_t count) {
+    uint32_t backwards = 0;
+    auto &plans = attention->plans;
+    plans.erase(std::remove_if(plans.begin(), plans.end(),
+                               [&](const auto &p) { return p->of.backward && backwards++ >= count; }),
+                plans.end());
+    attention->choices.resize(count);
+}

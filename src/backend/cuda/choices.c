@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cuda/attention_choice.h"
 #include "base/assert.h"
 #include "base/text.h"
 
@@ -15,9 +16,15 @@ enum { FIELDS = 5, WORDS = 8, WORD_DIGITS = 16 };
 
 /* --- a line ----------------------------------------------------------------------------------------------------- */
 
+/* Whose algorithm it is. */
+static const char *library_of(const qe_choice_maker *maker, const char *key) {
+    return qe_attention_choice_is(key) ? maker->attention : maker->library;
+}
+
 void qe_choice_format(const qe_choice_maker *maker, const qe_cuda_choice *choice, char line[QE_CHOICE_LINE_BYTES]) {
-    const int length = snprintf(line, QE_CHOICE_LINE_BYTES, "%s\t%s\t%s\t%llu\t", maker->library, maker->device,
-                                choice->key, (unsigned long long)choice->workspace_bytes);
+    const int length =
+        snprintf(line, QE_CHOICE_LINE_BYTES, "%s\t%s\t%s\t%llu\t", library_of(maker, choice->key), maker->device,
+                 choice->key, (unsigned long long)choice->workspace_bytes);
     QE_ASSERT(length > 0 && (size_t)length + WORDS * (WORD_DIGITS + 1) < QE_CHOICE_LINE_BYTES);
     char *at = line + length;
     for (int i = 0; i < WORDS; ++i) {
@@ -61,10 +68,11 @@ static int words_scan(const char *text, uint64_t words[WORDS]) {
 }
 
 static qe_status maker_check(const qe_choice_maker *maker, char *const fields[FIELDS], qe_error *error_out) {
-    if (strcmp(fields[0], maker->library) == 0 && strcmp(fields[1], maker->device) == 0) return QE_OK;
+    const char *library = library_of(maker, fields[2]);
+    if (strcmp(fields[0], library) == 0 && strcmp(fields[1], maker->device) == 0) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
                         "run with that library on that device, or leave the file out and have choices made anew",
-                        "an algorithm chosen with %s on %s; here are %s and %s", fields[0], fields[1], maker->library,
+                        "an algorithm chosen with %s on %s; here are %s and %s", fields[0], fields[1], library,
                         maker->device);
 }
 
@@ -128,65 +136,87 @@ qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
     return status;
 }
 
-static qe_status maker_of(const qe_cuda_gemm *gemm, struct cudaDeviceProp *properties, qe_choice_maker *maker_out,
-                          qe_error *error_out) {
+/* What reads a file; without attention its lines are refused. */
+typedef struct readers {
+    qe_cuda_gemm *gemm;
+    qe_cuda_attention *attention;
+} readers;
+
+static qe_status maker_of(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention,
+                          struct cudaDeviceProp *properties, qe_choice_maker *maker_out, qe_error *error_out) {
     int device;
     if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(properties, device) != cudaSuccess)
         return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "asking for the device's name: %s",
                             cudaGetErrorString(cudaGetLastError()));
-    *maker_out = (qe_choice_maker){qe_cuda_gemm_identity(gemm), properties->name};
+    *maker_out = (qe_choice_maker){qe_cuda_gemm_identity(gemm), properties->name,
+                                   attention ? qe_cuda_attention_identity(attention) : "no attention"};
     return QE_OK;
 }
 
-static qe_status choice_take(void *gemm, const qe_cuda_choice *choice, qe_error *error_out) {
-    return qe_cuda_gemm_choose(gemm, choice, error_out);
+static qe_status choice_take(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
+    const readers *of = context;
+    if (!qe_attention_choice_is(choice->key)) return qe_cuda_gemm_choose(of->gemm, choice, error_out);
+    return qe_cuda_attention_choose(of->attention, choice, error_out);
 }
 
-qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, const char *path, qe_error *error_out) {
+qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, qe_cuda_attention *attention, const char *path,
+                               qe_error *error_out) {
     struct cudaDeviceProp properties;
     qe_choice_maker maker;
     const qe_cuda_choice *before;
+    readers of = {gemm, attention};
     const uint32_t count = qe_cuda_gemm_choices(gemm, &before);
-    QE_TRY(maker_of(gemm, &properties, &maker, error_out));
-    const qe_status status = qe_choices_scan(path, &maker, choice_take, gemm, error_out);
-    if (status != QE_OK) qe_cuda_gemm_keep(gemm, count);
+    const uint32_t attention_count = attention ? qe_cuda_attention_choices(attention, &before) : 0;
+    QE_TRY(maker_of(gemm, attention, &properties, &maker, error_out));
+    const qe_status status = qe_choices_scan(path, &maker, choice_take, &of, error_out);
+    if (status == QE_OK) return QE_OK;
+    qe_cuda_gemm_keep(gemm, count);
+    if (attention) qe_cuda_attention_keep(attention, attention_count);
     return status;
 }
 
+/* Choices of products, then of attention. */
+typedef struct choices {
+    const qe_cuda_choice *of[2];
+    uint32_t count[2];
+} choices;
+
 /* Returns an errno. */
-static int choices_put(FILE *file, const qe_choice_maker *maker, const qe_cuda_choice *choices, uint32_t count) {
+static int choices_put(FILE *file, const qe_choice_maker *maker, const choices *all) {
     char line[QE_CHOICE_LINE_BYTES];
     if (fprintf(file, "%s\n", TITLE) < 0) return errno;
-    for (uint32_t i = 0; i < count; ++i) {
-        qe_choice_format(maker, &choices[i], line);
-        if (fputs(line, file) == EOF) return errno;
-    }
+    for (int kind = 0; kind < 2; ++kind)
+        for (uint32_t i = 0; i < all->count[kind]; ++i) {
+            qe_choice_format(maker, &all->of[kind][i], line);
+            if (fputs(line, file) == EOF) return errno;
+        }
     if (fflush(file) != 0 || fsync(fileno(file)) != 0) return errno;
     return 0;
 }
 
-static int beside_write(const char *beside, const char *path, const qe_choice_maker *maker,
-                        const qe_cuda_choice *choices, uint32_t count) {
+static int beside_write(const char *beside, const char *path, const qe_choice_maker *maker, const choices *all) {
     FILE *file = fopen(beside, "we");
     if (!file) return errno;
-    int code = choices_put(file, maker, choices, count);
+    int code = choices_put(file, maker, all);
     if (fclose(file) != 0 && code == 0) code = errno;
     if (code == 0 && rename(beside, path) != 0) code = errno;
     if (code != 0) (void)unlink(beside);
     return code;
 }
 
-qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const char *path, qe_error *error_out) {
+qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention, const char *path,
+                                qe_error *error_out) {
     struct cudaDeviceProp properties;
     qe_choice_maker maker;
-    const qe_cuda_choice *choices;
-    const uint32_t count = qe_cuda_gemm_choices(gemm, &choices);
-    QE_TRY(maker_of(gemm, &properties, &maker, error_out));
+    choices all = {{NULL, NULL}, {0, 0}};
+    all.count[0] = qe_cuda_gemm_choices(gemm, &all.of[0]);
+    if (attention) all.count[1] = qe_cuda_attention_choices(attention, &all.of[1]);
+    QE_TRY(maker_of(gemm, attention, &properties, &maker, error_out));
     qe_text_builder beside = {0};
     qe_text_builder_append(&beside, "%s.%ld", path, (long)getpid());
     char *name = qe_text_builder_take(&beside);
     if (!name) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to write the file of choices");
-    const int code = beside_write(name, path, &maker, choices, count);
+    const int code = beside_write(name, path, &maker, &all);
     free(name);
     return code == 0 ? QE_OK : io_error(path, "write", code, error_out);
 }

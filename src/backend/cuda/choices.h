@@ -11,11 +11,15 @@
 
 #include "backend/cuda/products.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { QE_CHOICE_LINE_BYTES = 512 }; /* names of devices are up to 256 long */
 
-/* What a choice was made with. Neither holds a tab or a line end. */
+/* What a choice was made with: a library for products, one for attention. None holds a tab or a line end. */
 typedef struct qe_choice_maker {
-    const char *library, *device;
+    const char *library, *device, *attention;
 } qe_choice_maker;
 
 /* The line, its end included. */
@@ -30,5 +34,10 @@ qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
                           void *context, qe_error *error_out);
 /* gemm.c: forgets all choices but the first `count`. Requires: nothing runs that they chose for. */
 void qe_cuda_gemm_keep(qe_cuda_gemm *gemm, uint32_t count);
+/* attention.cpp: the same. */
+void qe_cuda_attention_keep(qe_cuda_attention *attention, uint32_t count);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

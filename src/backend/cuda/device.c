@@ -58,7 +58,7 @@ static qe_status device_fill(qe_device *device, qe_error *error_out) {
     QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->fetching, cudaStreamNonBlocking), "a stream", error_out));
     QE_TRY(qe_cuda_gemm_create(&device->gemm, error_out));
     QE_TRY(qe_cuda_attention_create(&device->attention, error_out));
-    snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.30s", properties.name,
+    snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.50s", properties.name,
              qe_cuda_gemm_identity(device->gemm), qe_cuda_attention_identity(device->attention));
     return QE_OK;
 }
@@ -242,7 +242,7 @@ qe_status qe_cuda_configure(qe_device *device, const qe_cuda_options *options, q
     if (options->timeline_path != NULL)
         QE_TRY(qe_cuda_timeline_create(options->timeline_path, &device->timeline, error_out));
     if (options->choices_path == NULL || (!options->honour && access(options->choices_path, F_OK) != 0)) return QE_OK;
-    return qe_cuda_choices_read(device->gemm, options->choices_path, error_out);
+    return qe_cuda_choices_read(device->gemm, device->attention, options->choices_path, error_out);
 }
 
 qe_cuda_memory qe_cuda_memory_of(qe_device *device) {

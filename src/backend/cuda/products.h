@@ -37,26 +37,35 @@ qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t str
 uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out);
 /* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this library and device refuse it. */
 qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, qe_error *error_out);
-/* A file of choices, a line each, with the library's version and the device's name; the rest of a line is the choice.
- * read: every line is honoured or the call is refused (QE_ERROR_CONFIG with the line, QE_ERROR_UNSUPPORTED). write:
- * beside, then renamed. */
-qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
-qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const char *path, qe_error *error_out);
 /* Tuning tries cuBLASLt's candidates alone from now on: to compare the two. */
 void qe_cuda_gemm_lt_only(qe_cuda_gemm *gemm);
 /* "cuBLASLt 13.1.0" */
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
 
-/* Causal grouped-query attention, forward and backward, through cuDNN (loaded at run time). */
+/* Causal grouped-query attention, forward and backward, through cuDNN (loaded at run time). A backward has a choice
+ * besides: ours (attention_own.h). */
 typedef struct qe_cuda_attention qe_cuda_attention;
 
 /* On failure: QE_ERROR_UNSUPPORTED where cuDNN is missing or too old: says what to install. */
 qe_status qe_cuda_attention_create(qe_cuda_attention **attention_out, qe_error *error_out);
 void qe_cuda_attention_destroy(qe_cuda_attention *attention);
-/* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. */
-qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, qe_error *error_out);
+/* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. A backward that has
+ * no algorithm yet gets the fastest on random data (tune = 1); else ours where it takes the shape and the order of sums
+ * is fixed, and cuDNN's where not. Capture: forbidden. */
+qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out);
 qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream);
+uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out);
+/* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this build, library or device refuse it. */
+qe_status qe_cuda_attention_choose(qe_cuda_attention *attention, const qe_cuda_choice *choice, qe_error *error_out);
 const char *qe_cuda_attention_identity(const qe_cuda_attention *attention);
+
+/* A file of choices, a line each, with the library's version and the device's name; the rest of a line is the choice.
+ * read: every line is honoured or the call is refused (QE_ERROR_CONFIG with the line, QE_ERROR_UNSUPPORTED). write:
+ * beside, then renamed. */
+qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, qe_cuda_attention *attention, const char *path,
+                               qe_error *error_out);
+qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention, const char *path,
+                                qe_error *error_out);
 
 #ifdef __cplusplus
 }

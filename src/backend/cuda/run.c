@@ -67,15 +67,28 @@ qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stre
 }
 
 /* A shape that was not chosen before: told to the file, or refused by what the file was to say. */
+static qe_status choice_tell(const qe_device *device, const qe_cuda_choice *chosen, qe_error *error_out) {
+    if (device->choices_path == NULL) return QE_OK;
+    if (!device->honours)
+        return qe_cuda_choices_write(device->gemm, device->attention, device->choices_path, error_out);
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use the model that the file was made for, or another file",
+                        "%s names no algorithm for %s", device->choices_path, chosen->key);
+}
+
 static qe_status product_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     const qe_cuda_choice *choices;
     uint32_t before = qe_cuda_gemm_choices(device->gemm, &choices);
     QE_TRY(qe_cuda_gemm_prepare(device->gemm, op, device->tune && !device->honours, error_out));
     uint32_t after = qe_cuda_gemm_choices(device->gemm, &choices);
-    if (after == before || device->choices_path == NULL) return QE_OK;
-    if (!device->honours) return qe_cuda_choices_write(device->gemm, device->choices_path, error_out);
-    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use the model that the file was made for, or another file",
-                        "%s names no algorithm for %s", device->choices_path, choices[after - 1].key);
+    return after == before ? QE_OK : choice_tell(device, &choices[after - 1], error_out);
+}
+
+static qe_status attention_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    const qe_cuda_choice *choices;
+    uint32_t before = qe_cuda_attention_choices(device->attention, &choices);
+    QE_TRY(qe_cuda_attention_prepare(device->attention, op, device->tune && !device->honours, error_out));
+    uint32_t after = qe_cuda_attention_choices(device->attention, &choices);
+    return after == before ? QE_OK : choice_tell(device, &choices[after - 1], error_out);
 }
 
 /* Everything of an op but where its bytes lie: ops that are alike run the same kernels. */
@@ -135,7 +148,7 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
         case QE_OP_LINEAR_INPUT_GRAD:
         case QE_OP_LINEAR_WEIGHT_GRAD: QE_TRY(product_prepare(device, op, error_out)); break;
         case QE_OP_ATTENTION:
-        case QE_OP_ATTENTION_BACKWARD: QE_TRY(qe_cuda_attention_prepare(device->attention, op, error_out)); break;
+        case QE_OP_ATTENTION_BACKWARD: QE_TRY(attention_prepare(device, op, error_out)); break;
         case QE_OP_SEND:
         case QE_OP_RECV:
             return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, error_out);

@@ -1,0 +1,519 @@
+/* attention_differentiate.cuh - the kernel of attention's backward that does the five products; README.md has the
+ * whole. One warp loads, two groups of warps multiply, each for half of a block's keys. */
+#ifndef QE_CUDA_ATTENTION_DIFFERENTIATE_CUH
+#define QE_CUDA_ATTENTION_DIFFERENTIATE_CUH
+
+#include <math.h>
+
+#include "backend/cuda/attention_own.cuh"
+
+namespace attention {
+
+using namespace sm90;
+
+constexpr uint32_t MULTIPLIERS = 2; /* groups of warps */
+constexpr uint32_t THREADS = (1 + MULTIPLIERS) * GROUP_THREADS;
+constexpr uint32_t LOADER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240; /* 128 (24 + 2 * 240) of 65536 */
+constexpr uint32_t STAGES = 3, DOUT_STAGES = 2; /* queries are wanted again a step later */
+constexpr uint32_t BOX_BYTES = ROWS * 128; /* 64 rows of 64 columns */
+constexpr uint32_t SWIZZLE_ALIGN = 1024;
+
+template <uint32_t DIM>
+struct room {
+    static constexpr uint32_t ROW_BOXES = QUERIES<DIM> / ROWS;
+    static constexpr uint32_t KEY_BYTES = KEYS * DIM * 2, QUERY_BYTES = QUERIES<DIM> * DIM * 2;
+    static constexpr uint32_t STATS_BYTES = ROW_BOXES * STATS * 4;
+    static constexpr uint32_t SCORE_BYTES = KEYS * QUERIES<DIM> * 2, SUMS_BYTES = TILE_WORDS * 4;
+    uint8_t keys[KEY_BYTES], values[KEY_BYTES];
+    uint8_t queries[STAGES][QUERY_BYTES], douts[DOUT_STAGES][QUERY_BYTES];
+    uint8_t scores[2][SCORE_BYTES];             /* gradients of scores, keys down, queries across */
+    uint8_t sums[MULTIPLIERS][SUMS_BYTES];      /* on their way out */
+    float stats[STAGES][ROW_BOXES * STATS];
+    uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
+};
+
+struct differentiate_job {
+    CUtensorMap qkv, dout;
+    const float *stats, *peaks;
+    int32_t *sums;
+    uint16_t *dqkv;
+    shape of;
+    float scale, scale_log2;
+};
+
+/* One block's work: a block of keys under some heads of their group. */
+struct item {
+    uint32_t block, split, kv_head, s; /* block of keys */
+    uint32_t head, heads;              /* the first, and how many */
+    uint32_t query_first, query_end;   /* blocks of queries that see any of its keys */
+
+    template <uint32_t DIM>
+    METHOD static item of(const shape &o, uint32_t index) {
+        item it;
+        const uint32_t across = o.splits * o.kv_heads * o.sequences;
+        uint32_t rest = index % across;
+        it.block = index / across; /* the first keys have the most queries: longest first */
+        it.split = rest % o.splits;
+        rest /= o.splits;
+        it.kv_head = rest % o.kv_heads;
+        it.s = rest / o.kv_heads;
+        it.heads = o.heads / o.kv_heads / o.splits;
+        it.head = (it.kv_head * o.splits + it.split) * it.heads;
+        it.query_first = it.block * (KEYS / QUERIES<DIM>);
+        it.query_end = o.groups * ROWS / QUERIES<DIM>;
+        return it;
+    }
+    METHOD uint32_t steps() const { return heads * (query_end - query_first); }
+};
+
+/* A ring of stages: the one whose turn it is, and the parity of its round. */
+template <uint32_t COUNT>
+struct ring {
+    uint32_t stage = 0, parity = 0;
+    METHOD void next() {
+        if (++stage < COUNT) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+/* Where loading and multiplying stand. Blocks of queries from the last to the first, and of each all heads: so those
+ * who are at other keys of the same heads want the same queries at the same time, and the cache has them. */
+struct turn {
+    uint32_t head, query;
+    ring<STAGES> q;
+    ring<DOUT_STAGES> dout;
+    METHOD explicit turn(const item &it) : head(it.head), query(it.query_end - 1) {}
+    METHOD void next(const item &it) {
+        if (++head == it.head + it.heads) {
+            head = it.head;
+            --query;
+        }
+        q.next();
+        dout.next();
+    }
+};
+
+/* Boxes of 64 x 64: rows down, then columns. */
+template <uint32_t DIM, uint32_t COUNT>
+DEVICE void boxes_load(uint8_t *to, const CUtensorMap *map, uint32_t column, uint32_t row, uint32_t s,
+                       uint64_t *barrier) {
+#pragma unroll
+    for (uint32_t c = 0; c < DIM / 64; ++c)
+#pragma unroll
+        for (uint32_t r = 0; r < COUNT; ++r)
+            box_load(to + (c * COUNT + r) * BOX_BYTES, map, column + c * 64, row + r * ROWS, s, barrier);
+}
+
+/* One thread: keeps the ring full. */
+template <uint32_t DIM>
+DEVICE void load_all(const differentiate_job &j, room<DIM> &m, const item &it) {
+    using R = room<DIM>;
+    const uint32_t key_column = (j.of.heads + it.kv_head) * DIM;
+    barrier_expect(&m.keys_full, 2 * R::KEY_BYTES);
+    boxes_load<DIM, KEYS / ROWS>(m.keys, &j.qkv, key_column, it.block * KEYS, it.s, &m.keys_full);
+    boxes_load<DIM, KEYS / ROWS>(m.values, &j.qkv, key_column + j.of.kv_heads * DIM, it.block * KEYS, it.s,
+                                 &m.keys_full);
+    turn t(it);
+    for (uint32_t left = it.steps(); left > 0; --left) {
+        const uint32_t row = t.query * QUERIES<DIM>;
+        barrier_wait(&m.empty[t.q.stage], t.q.parity ^ 1);
+        barrier_expect(&m.full[t.q.stage], R::QUERY_BYTES + R::STATS_BYTES);
+        boxes_load<DIM, R::ROW_BOXES>(m.queries[t.q.stage], &j.qkv, t.head * DIM, row, it.s, &m.full[t.q.stage]);
+        bytes_load(m.stats[t.q.stage], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
+                   &m.full[t.q.stage]);
+        barrier_wait(&m.dout_empty[t.dout.stage], t.dout.parity ^ 1);
+        barrier_expect(&m.dout_full[t.dout.stage], R::QUERY_BYTES);
+        boxes_load<DIM, R::ROW_BOXES>(m.douts[t.dout.stage], &j.dout, t.head * DIM, row, it.s,
+                                      &m.dout_full[t.dout.stage]);
+        t.next(it);
+    }
+}
+
+/* Where a thread's sums lie in 64 rows. */
+struct place {
+    uint32_t group, thread, warp, lane; /* of this group's 128 threads */
+    uint32_t row, pair;                 /* its upper row, its pair of columns of four */
+    METHOD explicit place(uint32_t index) /* the same in all lanes: for the compiler's sake */
+        : group(__shfl_sync(0xFFFFFFFFu, index / GROUP_THREADS, 0) - 1), thread(index % GROUP_THREADS),
+          warp(thread / 32), lane(thread % 32), row(warp * 16 + lane / 4), pair(lane % 4) {}
+};
+
+/* sums = first second', both [rows, DIM] in boxes: 64 keys by all queries. */
+template <uint32_t DIM, uint32_t COUNT>
+DEVICE void multiply_rows(float (&sums)[COUNT], const uint8_t *first, const uint8_t *second) {
+    constexpr uint32_t FIRST_APART = KEYS * 128 / 16, SECOND_APART = QUERIES<DIM> * 128 / 16;
+    const uint64_t a = operand(first, 0), b = operand(second, 0);
+#pragma unroll
+    for (uint32_t k = 0; k < DIM / 16; ++k)
+        mma<false, false>(sums, a + k / 4 * FIRST_APART + k % 4 * 2, b + k / 4 * SECOND_APART + k % 4 * 2, k > 0);
+}
+
+/* sums += first second: 64 keys by DIM, over all queries; `first` is in registers. */
+template <uint32_t DIM>
+DEVICE void multiply_queries(float (&sums)[DIM / 2], const uint32_t (&first)[QUERIES<DIM> / 4],
+                             const uint8_t *second) {
+    const uint64_t b = operand(second, QUERIES<DIM> * 128);
+#pragma unroll
+    for (uint32_t k = 0; k < QUERIES<DIM> / 16; ++k) mma<true>(sums, first + 4 * k, b + k * (16 * 128 / 16));
+}
+
+/* sums = first' second: 64 queries by 64 columns, over all keys. */
+DEVICE void multiply_keys(float (&sums)[32], const uint8_t *first, const uint8_t *second) {
+    const uint64_t a = operand(first, 0), b = operand(second, 0);
+#pragma unroll
+    for (uint32_t k = 0; k < KEYS / 16; ++k)
+        mma<true, true>(sums, a + k * (16 * 128 / 16), b + k * (16 * 128 / 16), k > 0);
+}
+
+/* Scores become weights; a key sees no query before it. */
+template <uint32_t COUNT>
+DEVICE void weigh(float (&s)[COUNT], const float *stats, const place &p, float scale_log2, bool is_cut,
+                  int32_t first_key_less_query) {
+    if (is_cut) {
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT / 4; ++i)
+#pragma unroll
+            for (uint32_t n = 0; n < 4; ++n) {
+                const int32_t key = first_key_less_query + static_cast<int32_t>(p.row + n / 2 * 8);
+                if (key > static_cast<int32_t>(8 * i + 2 * p.pair + n % 2)) s[4 * i + n] = -INFINITY;
+            }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT / 4; ++i) {
+        const float2 lse =
+            *reinterpret_cast<const float2 *>(stats + i / 8 * STATS + STAT_LSE + i % 8 * 8 + 2 * p.pair);
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n)
+            s[4 * i + n] = power_of_two(fused(s[4 * i + n], scale_log2, n % 2 ? -lse.y : -lse.x));
+    }
+}
+
+/* gradients = weights (gradients - mean) */
+template <uint32_t COUNT>
+DEVICE void centre(float (&d)[COUNT], const float (&weights)[COUNT], const float *stats, const place &p) {
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT / 4; ++i) {
+        const float2 mean =
+            *reinterpret_cast<const float2 *>(stats + i / 8 * STATS + STAT_MEAN + i % 8 * 8 + 2 * p.pair);
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n)
+            d[4 * i + n] = mul(weights[4 * i + n], sub(d[4 * i + n], n % 2 ? mean.y : mean.x));
+    }
+}
+
+template <uint32_t COUNT>
+DEVICE void round_all(const float (&from)[COUNT], uint32_t (&to)[COUNT / 2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT / 2; ++i) to[i] = round_bf16_pair(from[2 * i], from[2 * i + 1]);
+}
+
+/* 64 keys by all queries into boxes of 64 queries. */
+template <uint32_t COUNT>
+DEVICE void scores_store(uint8_t *scores, const uint32_t (&pairs)[COUNT], const place &p) {
+    const uint32_t row = p.warp * 16 + p.lane % 16, chunk = p.lane / 16 ^ p.lane % 8;
+    const uint32_t at = shared_address(scores) + (p.group * ROWS + row) * 128;
+#pragma unroll
+    for (uint32_t k = 0; k < COUNT / 4; ++k) /* sixteen queries */
+        squares_store(at + k / 4 * (KEYS * 128) + ((chunk ^ k % 4 * 2) << 4), pairs + 4 * k);
+}
+
+/* Sums on their way out, as integers. */
+DEVICE void sums_store(uint8_t *to, const float (&sums)[32], const place &p, float upper, float lower) {
+    int4 *words = reinterpret_cast<int4 *>(to) + p.thread;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+        words[i * GROUP_THREADS] = make_int4(__float2int_rn(mul(sums[4 * i], upper)),
+                                             __float2int_rn(mul(sums[4 * i + 1], upper)),
+                                             __float2int_rn(mul(sums[4 * i + 2], lower)),
+                                             __float2int_rn(mul(sums[4 * i + 3], lower)));
+}
+
+enum barrier_id : uint32_t { BARRIER_SCORES = 1, BARRIER_GROUP = 2 };
+
+DEVICE void stage_release(uint64_t *empty, const place &p) {
+    if (p.lane == 0) barrier_arrive(empty);
+}
+
+/* The gradient of a group's 64 keys (0) or values (1). */
+template <uint32_t DIM>
+DEVICE void gradient_store(const differentiate_job &j, const item &it, const place &p, const float (&sums)[DIM / 2],
+                           uint32_t which) {
+    const shape &of = j.of;
+    const float scale = which == 0 ? j.scale : 1.0f;
+    const uint32_t column = (of.heads + which * of.kv_heads + it.kv_head) * DIM + 2 * p.pair;
+#pragma unroll
+    for (uint32_t low = 0; low < 2; ++low) {
+        const uint32_t key = it.block * KEYS + p.group * ROWS + p.row + 8 * low;
+        if (key >= of.sequence) continue;
+        uint16_t *to = j.dqkv + (static_cast<uint64_t>(it.s) * of.sequence + key) * of.row + column;
+#pragma unroll
+        for (uint32_t i = 0; i < DIM / 8; ++i)
+            *reinterpret_cast<uint32_t *>(to + 8 * i) =
+                round_bf16_pair(mul(sums[4 * i + 2 * low], scale), mul(sums[4 * i + 2 * low + 1], scale));
+    }
+}
+
+/* Blocks of a cluster have parts of the same gradients, as many as it has blocks: of two, one adds up those of keys and
+ * one those of values, of four each half of either. */
+struct share {
+    uint32_t owner, slots; /* block that adds up; sums of how many threads each of the others leaves there */
+    METHOD share(const shape &of, const place &p, uint32_t which)
+        : owner(of.splits == 2 ? which : 2 * which + p.group), slots(of.splits == 2 ? 2 : 1) {}
+    /* Where block `from` leaves what this thread of the owner needs. */
+    METHOD uint32_t slot(const place &p, uint32_t from) const {
+        return (from - (from > owner)) * slots + (slots == 2 ? p.group : 0);
+    }
+};
+
+template <uint32_t DIM>
+DEVICE void part_send(uint8_t *memory, const share &to, const item &it, const place &p,
+                      const float (&sums)[DIM / 2]) {
+    if (to.owner == it.split) return;
+    const uint32_t at = cluster_address(memory + to.slot(p, it.split) * (ROWS * DIM * 4), to.owner) + p.thread * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 8; ++i)
+        cluster_store(at + i * (GROUP_THREADS * 16), sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+}
+
+/* Parts in the order of their blocks. */
+template <uint32_t DIM, uint32_t SPLITS>
+DEVICE void parts_add(const uint8_t *memory, const share &to, const place &p, float (&sums)[DIM / 2]) {
+    const float4 *const words = reinterpret_cast<const float4 *>(memory) + p.thread;
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 8; ++i) {
+        float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (uint32_t from = 0; from < SPLITS; ++from) {
+            const bool is_own = from == to.owner;
+            const float4 part = words[to.slot(p, from) * (ROWS * DIM / 4) + i * GROUP_THREADS];
+            total[0] = add(total[0], is_own ? sums[4 * i] : part.x);
+            total[1] = add(total[1], is_own ? sums[4 * i + 1] : part.y);
+            total[2] = add(total[2], is_own ? sums[4 * i + 2] : part.z);
+            total[3] = add(total[3], is_own ? sums[4 * i + 3] : part.w);
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n) sums[4 * i + n] = total[n];
+    }
+}
+
+template <uint32_t DIM, uint32_t SPLITS>
+DEVICE void gradient_join(const differentiate_job &j, room<DIM> &m, const item &it, const place &p,
+                          float (&sums)[DIM / 2], uint32_t which) {
+    const share to(j.of, p, which);
+    if (to.owner != it.split) return;
+    parts_add<DIM, SPLITS>(m.keys, to, p, sums);
+    gradient_store<DIM>(j, it, p, sums, which);
+}
+
+/* What a block does that has done all its steps: its memory is free for others' parts. Whose work it is, is asked again
+ * rather than kept in registers all the while. */
+template <uint32_t DIM>
+DEVICE void gradients_finish(const differentiate_job &j, room<DIM> &m, float (&dkeys)[DIM / 2],
+                             float (&dvalues)[DIM / 2]) {
+    static_assert(3 * ROWS * DIM * 4 <= 2 * room<DIM>::KEY_BYTES + STAGES * room<DIM>::QUERY_BYTES, "parts find room");
+    const item it = item::of<DIM>(j.of, block_now());
+    const place p(thread_now());
+    if (j.of.splits == 1) {
+        gradient_store<DIM>(j, it, p, dkeys, 0);
+        gradient_store<DIM>(j, it, p, dvalues, 1);
+        return;
+    }
+    cluster_sync();
+    part_send<DIM>(m.keys, share(j.of, p, 0), it, p, dkeys);
+    part_send<DIM>(m.keys, share(j.of, p, 1), it, p, dvalues);
+    cluster_sync();
+    if (j.of.splits == 2) {
+        gradient_join<DIM, 2>(j, m, it, p, dkeys, 0);
+        gradient_join<DIM, 2>(j, m, it, p, dvalues, 1);
+    } else {
+        gradient_join<DIM, 4>(j, m, it, p, dkeys, 0);
+        gradient_join<DIM, 4>(j, m, it, p, dvalues, 1);
+    }
+}
+
+/* One group of warps at half of a block's keys. */
+template <uint32_t DIM>
+struct multiplier {
+    static constexpr uint32_t COUNT = QUERIES<DIM> / 2;
+    const differentiate_job &j;
+    room<DIM> &m;
+    const item &it;
+    const place p;
+    const uint8_t *keys, *values;
+    const uint8_t *sum_keys; /* of a tile of queries this group adds up columns (of 128) or rows (of 64) */
+    uint32_t sum_scores, sum_rows;
+    float peak;
+
+    METHOD multiplier(const differentiate_job &job, room<DIM> &memory, const item &work)
+        : j(job), m(memory), it(work), p(threadIdx.x), keys(m.keys + p.group * BOX_BYTES),
+          values(m.values + p.group * BOX_BYTES), sum_keys(m.keys + (DIM == 128 ? p.group * KEYS * 128 : 0)),
+          sum_scores(DIM == 128 ? 0 : p.group * KEYS * 128), sum_rows(DIM == 128 ? 0 : p.group),
+          peak(peak_of(job.peaks, job.of, work.s, work.kv_head)) {}
+
+    METHOD void scores_begin(float (&s)[COUNT], const turn &t) const {
+        barrier_wait(&m.full[t.q.stage], t.q.parity);
+        registers_pin(s);
+        mma_fence();
+        multiply_rows<DIM>(s, keys, m.queries[t.q.stage]);
+        mma_commit();
+    }
+    METHOD void dweights_begin(float (&d)[COUNT], const turn &t) const {
+        barrier_wait(&m.dout_full[t.dout.stage], t.dout.parity);
+        registers_pin(d);
+        mma_fence();
+        multiply_rows<DIM>(d, values, m.douts[t.dout.stage]);
+        mma_commit();
+    }
+    METHOD void weights_make(float (&s)[COUNT], const turn &t) const {
+        const int32_t ahead = static_cast<int32_t>(it.block * KEYS + p.group * ROWS) -
+                              static_cast<int32_t>(t.query * QUERIES<DIM>);
+        registers_pin(s);
+        weigh(s, m.stats[t.q.stage], p, j.scale_log2, ahead > -static_cast<int32_t>(ROWS), ahead);
+    }
+    /* Of weights and their gradients those of scores, in registers and in shared memory; begins the gradients of values
+     * and the sums of queries. */
+    METHOD void sums_begin(const float (&s)[COUNT], float (&d)[COUNT], uint32_t (&weights)[COUNT / 2],
+                           uint32_t (&gradients)[COUNT / 2], float (&dvalues)[DIM / 2], float (&sums)[32],
+                           const turn &t, uint8_t *scores) const {
+        centre(d, s, m.stats[t.q.stage], p);
+        round_all(d, gradients);
+        round_all(s, weights);
+        scores_store(scores, gradients, p);
+        shared_publish();
+        if (p.thread == 0) words_wait_read<0>(); /* the sums before have left */
+        registers_pin(weights);
+        registers_pin(dvalues);
+        mma_fence();
+        multiply_queries<DIM>(dvalues, weights, m.douts[t.dout.stage]);
+        mma_commit();
+        threads_sync(BARRIER_SCORES, MULTIPLIERS * GROUP_THREADS);
+        registers_pin(sums);
+        mma_fence();
+        multiply_keys(sums, scores + sum_scores, sum_keys);
+        mma_commit();
+    }
+    METHOD void sums_send(const float (&sums)[32], const turn &t) const {
+        const float *const norms = m.stats[t.q.stage] + sum_rows * STATS + STAT_NORM + p.row;
+        sums_store(m.sums[p.group], sums, p, sum_scale(norms[0], peak), sum_scale(norms[8], peak));
+        shared_publish();
+        threads_sync(BARRIER_GROUP + p.group, GROUP_THREADS);
+        if (p.thread != 0) return;
+        const uint32_t group = t.query * (QUERIES<DIM> / ROWS) + sum_rows;
+        words_add(j.sums + j.of.sums_at(it.s, t.head, group, DIM) + (DIM == 128 ? p.group * TILE_WORDS : 0),
+                  m.sums[p.group], room<DIM>::SUMS_BYTES);
+    }
+    METHOD void dkeys_begin(float (&dkeys)[DIM / 2], uint32_t (&gradients)[COUNT / 2], const turn &t) const {
+        registers_pin(gradients);
+        registers_pin(dkeys);
+        mma_fence();
+        multiply_queries<DIM>(dkeys, gradients, m.queries[t.q.stage]);
+        mma_commit();
+    }
+};
+
+/* Half of the block's keys through all its steps. While weights are made of one step's scores, the matrix unit is at
+ * the gradients of weights of the same step and of keys of the step before; while sums leave, at the next scores. */
+template <uint32_t DIM>
+DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &it) {
+    constexpr uint32_t COUNT = QUERIES<DIM> / 2;
+    const multiplier<DIM> with(j, m, it);
+    const place &p = with.p;
+    float dkeys[DIM / 2], dvalues[DIM / 2], s[COUNT], d[COUNT];
+    uint32_t weights[COUNT / 2], gradients[COUNT / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 2; ++i) dkeys[i] = dvalues[i] = 0.0f;
+    turn t(it);
+    barrier_wait(&m.keys_full, 0);
+    with.scores_begin(s, t);
+    with.dweights_begin(d, t);
+    mma_wait<1>();
+    with.weights_make(s, t);
+    mma_wait<0>();
+    registers_pin(d);
+    uint32_t step = 0;
+    for (const uint32_t last = it.steps() - 1; step < last; ++step) {
+        float sums[32];
+        turn next = t;
+        next.next(it);
+        with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
+        mma_wait<1>();
+        registers_pin(dvalues);
+        registers_pin(weights);
+        stage_release(&m.dout_empty[t.dout.stage], p);
+        with.scores_begin(s, next); /* not before: registers */
+        mma_wait<1>();
+        registers_pin(sums);
+        if constexpr (DIM == 128) {
+            with.sums_send(sums, t);
+            with.dweights_begin(d, next);
+            with.dkeys_begin(dkeys, gradients, t);
+            mma_wait<2>();
+            with.weights_make(s, next);
+            mma_wait<0>();
+            registers_pin(dkeys);
+            registers_pin(gradients);
+            stage_release(&m.empty[t.q.stage], p);
+        } else { /* twice as many scores: their gradients take the registers of the step before */
+            with.dkeys_begin(dkeys, gradients, t);
+            with.sums_send(sums, t);
+            mma_wait<0>();
+            registers_pin(dkeys);
+            registers_pin(gradients);
+            stage_release(&m.empty[t.q.stage], p);
+            with.dweights_begin(d, next);
+            with.weights_make(s, next);
+            mma_wait<0>();
+        }
+        registers_pin(d);
+        t = next;
+    }
+    float sums[32];
+    with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
+    with.dkeys_begin(dkeys, gradients, t);
+    mma_wait<1>();
+    registers_pin(dvalues);
+    registers_pin(sums);
+    with.sums_send(sums, t);
+    mma_wait<0>();
+    registers_pin(dkeys);
+    if (p.thread == 0) words_wait();
+    gradients_finish<DIM>(j, m, dkeys, dvalues);
+}
+
+template <uint32_t DIM>
+__global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constant__ differentiate_job j) {
+    extern __shared__ __align__(SWIZZLE_ALIGN) uint8_t raw[]; /* at its start: the kernel has no other */
+    room<DIM> &m = *reinterpret_cast<room<DIM> *>(raw);
+    if (shared_address(raw) % SWIZZLE_ALIGN != 0) __trap();
+    const item it = item::of<DIM>(j.of, blockIdx.x);
+    if (threadIdx.x == 0) {
+        constexpr uint32_t WARPS = MULTIPLIERS * GROUP_THREADS / 32;
+        barrier_init(&m.keys_full, 1);
+        for (uint32_t i = 0; i < STAGES; ++i) {
+            barrier_init(&m.full[i], 1);
+            barrier_init(&m.empty[i], WARPS);
+        }
+        for (uint32_t i = 0; i < DOUT_STAGES; ++i) {
+            barrier_init(&m.dout_full[i], 1);
+            barrier_init(&m.dout_empty[i], WARPS);
+        }
+        barriers_publish();
+    }
+    block_barrier();
+    if (threadIdx.x < GROUP_THREADS) {
+        registers_lower<LOADER_REGISTERS>();
+        if (threadIdx.x == 0) load_all<DIM>(j, m, it);
+        __syncwarp();
+        if (j.of.splits == 1) return;
+        cluster_sync(); /* as gradients_finish */
+        cluster_sync();
+    } else {
+        registers_raise<MULTIPLIER_REGISTERS>();
+        multiply_all<DIM>(j, m, it);
+    }
+}
+
+} // namespace attention
+
+#endif

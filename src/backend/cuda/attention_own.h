@@ -1,0 +1,35 @@
+/* attention_own.h - a backward of causal attention of our own, for Hopper and heads of 64 or 128 elements: its bits do
+ * not depend on the order in which blocks of keys are done. README.md says how and what it costs in accuracy.
+ * Thread: any; an object is read only once it is made. */
+#ifndef QE_CUDA_ATTENTION_OWN_H
+#define QE_CUDA_ATTENTION_OWN_H
+
+#include <cuda_runtime_api.h>
+
+#include "qeffect/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What launches need to know; made once per process and device. */
+typedef struct qe_attention_own {
+    void *encode; /* the driver's cuTensorMapEncodeTiled; NULL: there is none */
+} qe_attention_own;
+
+/* Gets the kernels ready on the current device. Capture: forbidden.
+ * On failure: QE_ERROR_UNSUPPORTED: this driver or device has not what they need. */
+qe_status qe_attention_own_open(qe_attention_own *own_out);
+/* Is this shape one of those that it computes? Touches no device. */
+int qe_attention_own_takes(const qe_args_attention_backward *args);
+/* Bytes of device memory that one run of this shape needs, aligned to 256. Requires: it is taken. */
+uint64_t qe_attention_own_bytes(const qe_args_attention_backward *args);
+/* Queues it. Requires: it is taken; `workspace` has so many bytes and nothing else uses them meanwhile.
+ * Capture: recorded. On failure: QE_ERROR_ARGUMENT: an address that is no multiple of 16; QE_ERROR_DEVICE. */
+qe_status qe_attention_own_run(const qe_attention_own *own, const qe_args_attention_backward *args, void *workspace,
+                               cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
