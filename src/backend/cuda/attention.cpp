@@ -1,7 +1,7 @@
-/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its backward and
- * ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graph of the backward, and that
- * is why this file is C++. Nothing of C++ leaves it: no exception, no template. libcudnn is opened at run time, so that
- * a machine without it can build and run everything else.
+/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its backward
+ * and ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graph of the backward, and
+ * that is why this file is C++. Nothing of C++ leaves it: no exception, no template. libcudnn is opened at run time, so
+ * that a machine without it can build and run everything else.
  *
  * q, k and v are views of the packed qkv [T, (heads + 2 kv_heads) head_dim] by strides, dq, dk and dv of dqkv; nothing
  * is copied. Statistics are the natural log-sum-exp of the scaled scores, as on the host. */

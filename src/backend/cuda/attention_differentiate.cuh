@@ -14,7 +14,7 @@ using namespace sm90;
 constexpr uint32_t MULTIPLIERS = 2; /* groups of warps */
 constexpr uint32_t THREADS = (1 + MULTIPLIERS) * GROUP_THREADS;
 constexpr uint32_t LOADER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240; /* 128 (24 + 2 * 240) of 65536 */
-constexpr uint32_t STAGES = 3, DOUT_STAGES = 2; /* queries are wanted again a step later */
+constexpr uint32_t STAGES = 2;
 constexpr uint32_t BOX_BYTES = ROWS * 128; /* 64 rows of 64 columns */
 constexpr uint32_t SWIZZLE_ALIGN = 1024;
 
@@ -25,17 +25,18 @@ struct room {
     static constexpr uint32_t STATS_BYTES = ROW_BOXES * STATS * 4;
     static constexpr uint32_t SCORE_BYTES = KEYS * QUERIES<DIM> * 2, SUMS_BYTES = TILE_WORDS * 4;
     uint8_t keys[KEY_BYTES], values[KEY_BYTES];
-    uint8_t queries[STAGES][QUERY_BYTES], douts[DOUT_STAGES][QUERY_BYTES];
+    uint8_t queries[STAGES][QUERY_BYTES], douts[STAGES][QUERY_BYTES];
     uint8_t scores[2][SCORE_BYTES];             /* gradients of scores, keys down, queries across */
     uint8_t sums[MULTIPLIERS][SUMS_BYTES];      /* on their way out */
     float stats[STAGES][ROW_BOXES * STATS];
-    uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
+    uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
 };
 
 struct differentiate_job {
     CUtensorMap qkv, dout;
     const float *stats, *peaks;
     int32_t *sums;
+    float *parts;
     uint16_t *dqkv;
     shape of;
     float scale, scale_log2;
@@ -48,11 +49,11 @@ struct item {
     uint32_t query_first, query_end;   /* blocks of queries that see any of its keys */
 
     template <uint32_t DIM>
-    METHOD static item of(const shape &o, uint32_t index) {
+    METHOD static item of(const shape &o) {
         item it;
         const uint32_t across = o.splits * o.kv_heads * o.sequences;
-        uint32_t rest = index % across;
-        it.block = index / across; /* the first keys have the most queries: longest first */
+        uint32_t rest = blockIdx.x % across;
+        it.block = blockIdx.x / across; /* the first keys have the most queries: longest first */
         it.split = rest % o.splits;
         rest /= o.splits;
         it.kv_head = rest % o.kv_heads;
@@ -66,31 +67,18 @@ struct item {
     METHOD uint32_t steps() const { return heads * (query_end - query_first); }
 };
 
-/* A ring of stages: the one whose turn it is, and the parity of its round. */
-template <uint32_t COUNT>
-struct ring {
-    uint32_t stage = 0, parity = 0;
-    METHOD void next() {
-        if (++stage < COUNT) return;
+/* Where loading and multiplying stand: head, block of queries, stage of the ring and its parity. */
+struct turn {
+    uint32_t head, query, stage = 0, parity = 0;
+    METHOD explicit turn(const item &it) : head(it.head), query(it.query_first) {}
+    METHOD void next(const item &it) {
+        if (++query == it.query_end) {
+            query = it.query_first;
+            ++head;
+        }
+        if (++stage < STAGES) return;
         stage = 0;
         parity ^= 1;
-    }
-};
-
-/* Where loading and multiplying stand. Blocks of queries from the last to the first, and of each all heads: so those
- * who are at other keys of the same heads want the same queries at the same time, and the cache has them. */
-struct turn {
-    uint32_t head, query;
-    ring<STAGES> q;
-    ring<DOUT_STAGES> dout;
-    METHOD explicit turn(const item &it) : head(it.head), query(it.query_end - 1) {}
-    METHOD void next(const item &it) {
-        if (++head == it.head + it.heads) {
-            head = it.head;
-            --query;
-        }
-        q.next();
-        dout.next();
     }
 };
 
@@ -117,15 +105,15 @@ DEVICE void load_all(const differentiate_job &j, room<DIM> &m, const item &it) {
     turn t(it);
     for (uint32_t left = it.steps(); left > 0; --left) {
         const uint32_t row = t.query * QUERIES<DIM>;
-        barrier_wait(&m.empty[t.q.stage], t.q.parity ^ 1);
-        barrier_expect(&m.full[t.q.stage], R::QUERY_BYTES + R::STATS_BYTES);
-        boxes_load<DIM, R::ROW_BOXES>(m.queries[t.q.stage], &j.qkv, t.head * DIM, row, it.s, &m.full[t.q.stage]);
-        bytes_load(m.stats[t.q.stage], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
-                   &m.full[t.q.stage]);
-        barrier_wait(&m.dout_empty[t.dout.stage], t.dout.parity ^ 1);
-        barrier_expect(&m.dout_full[t.dout.stage], R::QUERY_BYTES);
-        boxes_load<DIM, R::ROW_BOXES>(m.douts[t.dout.stage], &j.dout, t.head * DIM, row, it.s,
-                                      &m.dout_full[t.dout.stage]);
+        barrier_wait(&m.empty[t.stage], t.parity ^ 1);
+        barrier_expect(&m.full[t.stage], R::QUERY_BYTES + R::STATS_BYTES);
+        boxes_load<DIM, R::ROW_BOXES>(m.queries[t.stage], &j.qkv, t.head * DIM, row, it.s, &m.full[t.stage]);
+        bytes_load(m.stats[t.stage], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
+                   &m.full[t.stage]);
+        barrier_wait(&m.dout_empty[t.stage], t.parity ^ 1);
+        barrier_expect(&m.dout_full[t.stage], R::QUERY_BYTES);
+        boxes_load<DIM, R::ROW_BOXES>(m.douts[t.stage], &j.dout, t.head * DIM, row, it.s,
+                                      &m.dout_full[t.stage]);
         t.next(it);
     }
 }
@@ -134,8 +122,8 @@ DEVICE void load_all(const differentiate_job &j, room<DIM> &m, const item &it) {
 struct place {
     uint32_t group, thread, warp, lane; /* of this group's 128 threads */
     uint32_t row, pair;                 /* its upper row, its pair of columns of four */
-    METHOD explicit place(uint32_t index) /* the same in all lanes: for the compiler's sake */
-        : group(__shfl_sync(0xFFFFFFFFu, index / GROUP_THREADS, 0) - 1), thread(index % GROUP_THREADS),
+    METHOD place() /* the shuffle tells the compiler that a warp's lanes are of one group */
+        : group(__shfl_sync(0xFFFFFFFFu, threadIdx.x / GROUP_THREADS, 0) - 1), thread(threadIdx.x % GROUP_THREADS),
           warp(thread / 32), lane(thread % 32), row(warp * 16 + lane / 4), pair(lane % 4) {}
 };
 
@@ -235,12 +223,21 @@ DEVICE void stage_release(uint64_t *empty, const place &p) {
     if (p.lane == 0) barrier_arrive(empty);
 }
 
-/* The gradient of a group's 64 keys (0) or values (1). */
+/* The gradient of a group's 64 keys or values. */
 template <uint32_t DIM>
 DEVICE void gradient_store(const differentiate_job &j, const item &it, const place &p, const float (&sums)[DIM / 2],
-                           uint32_t which) {
+                           uint32_t which, float scale) {
     const shape &of = j.of;
-    const float scale = which == 0 ? j.scale : 1.0f;
+    if (of.splits > 1) {
+        float4 *to = reinterpret_cast<float4 *>(
+                         j.parts + of.part_at(it.split, it.s, it.kv_head, it.block, which, p.group, DIM)) +
+                     p.thread;
+#pragma unroll
+        for (uint32_t i = 0; i < DIM / 8; ++i)
+            to[i * GROUP_THREADS] =
+                make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+        return;
+    }
     const uint32_t column = (of.heads + which * of.kv_heads + it.kv_head) * DIM + 2 * p.pair;
 #pragma unroll
     for (uint32_t low = 0; low < 2; ++low) {
@@ -251,84 +248,6 @@ DEVICE void gradient_store(const differentiate_job &j, const item &it, const pla
         for (uint32_t i = 0; i < DIM / 8; ++i)
             *reinterpret_cast<uint32_t *>(to + 8 * i) =
                 round_bf16_pair(mul(sums[4 * i + 2 * low], scale), mul(sums[4 * i + 2 * low + 1], scale));
-    }
-}
-
-/* Blocks of a cluster have parts of the same gradients, as many as it has blocks: of two, one adds up those of keys and
- * one those of values, of four each half of either. */
-struct share {
-    uint32_t owner, slots; /* block that adds up; sums of how many threads each of the others leaves there */
-    METHOD share(const shape &of, const place &p, uint32_t which)
-        : owner(of.splits == 2 ? which : 2 * which + p.group), slots(of.splits == 2 ? 2 : 1) {}
-    /* Where block `from` leaves what this thread of the owner needs. */
-    METHOD uint32_t slot(const place &p, uint32_t from) const {
-        return (from - (from > owner)) * slots + (slots == 2 ? p.group : 0);
-    }
-};
-
-template <uint32_t DIM>
-DEVICE void part_send(uint8_t *memory, const share &to, const item &it, const place &p,
-                      const float (&sums)[DIM / 2]) {
-    if (to.owner == it.split) return;
-    const uint32_t at = cluster_address(memory + to.slot(p, it.split) * (ROWS * DIM * 4), to.owner) + p.thread * 16;
-#pragma unroll
-    for (uint32_t i = 0; i < DIM / 8; ++i)
-        cluster_store(at + i * (GROUP_THREADS * 16), sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-}
-
-/* Parts in the order of their blocks. */
-template <uint32_t DIM, uint32_t SPLITS>
-DEVICE void parts_add(const uint8_t *memory, const share &to, const place &p, float (&sums)[DIM / 2]) {
-    const float4 *const words = reinterpret_cast<const float4 *>(memory) + p.thread;
-#pragma unroll
-    for (uint32_t i = 0; i < DIM / 8; ++i) {
-        float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (uint32_t from = 0; from < SPLITS; ++from) {
-            const bool is_own = from == to.owner;
-            const float4 part = words[to.slot(p, from) * (ROWS * DIM / 4) + i * GROUP_THREADS];
-            total[0] = add(total[0], is_own ? sums[4 * i] : part.x);
-            total[1] = add(total[1], is_own ? sums[4 * i + 1] : part.y);
-            total[2] = add(total[2], is_own ? sums[4 * i + 2] : part.z);
-            total[3] = add(total[3], is_own ? sums[4 * i + 3] : part.w);
-        }
-#pragma unroll
-        for (uint32_t n = 0; n < 4; ++n) sums[4 * i + n] = total[n];
-    }
-}
-
-template <uint32_t DIM, uint32_t SPLITS>
-DEVICE void gradient_join(const differentiate_job &j, room<DIM> &m, const item &it, const place &p,
-                          float (&sums)[DIM / 2], uint32_t which) {
-    const share to(j.of, p, which);
-    if (to.owner != it.split) return;
-    parts_add<DIM, SPLITS>(m.keys, to, p, sums);
-    gradient_store<DIM>(j, it, p, sums, which);
-}
-
-/* What a block does that has done all its steps: its memory is free for others' parts. Whose work it is, is asked again
- * rather than kept in registers all the while. */
-template <uint32_t DIM>
-DEVICE void gradients_finish(const differentiate_job &j, room<DIM> &m, float (&dkeys)[DIM / 2],
-                             float (&dvalues)[DIM / 2]) {
-    static_assert(3 * ROWS * DIM * 4 <= 2 * room<DIM>::KEY_BYTES + STAGES * room<DIM>::QUERY_BYTES, "parts find room");
-    const item it = item::of<DIM>(j.of, block_now());
-    const place p(thread_now());
-    if (j.of.splits == 1) {
-        gradient_store<DIM>(j, it, p, dkeys, 0);
-        gradient_store<DIM>(j, it, p, dvalues, 1);
-        return;
-    }
-    cluster_sync();
-    part_send<DIM>(m.keys, share(j.of, p, 0), it, p, dkeys);
-    part_send<DIM>(m.keys, share(j.of, p, 1), it, p, dvalues);
-    cluster_sync();
-    if (j.of.splits == 2) {
-        gradient_join<DIM, 2>(j, m, it, p, dkeys, 0);
-        gradient_join<DIM, 2>(j, m, it, p, dvalues, 1);
-    } else {
-        gradient_join<DIM, 4>(j, m, it, p, dkeys, 0);
-        gradient_join<DIM, 4>(j, m, it, p, dvalues, 1);
     }
 }
 
@@ -346,46 +265,45 @@ struct multiplier {
     float peak;
 
     METHOD multiplier(const differentiate_job &job, room<DIM> &memory, const item &work)
-        : j(job), m(memory), it(work), p(threadIdx.x), keys(m.keys + p.group * BOX_BYTES),
+        : j(job), m(memory), it(work), keys(m.keys + p.group * BOX_BYTES),
           values(m.values + p.group * BOX_BYTES), sum_keys(m.keys + (DIM == 128 ? p.group * KEYS * 128 : 0)),
           sum_scores(DIM == 128 ? 0 : p.group * KEYS * 128), sum_rows(DIM == 128 ? 0 : p.group),
           peak(peak_of(job.peaks, job.of, work.s, work.kv_head)) {}
 
     METHOD void scores_begin(float (&s)[COUNT], const turn &t) const {
-        barrier_wait(&m.full[t.q.stage], t.q.parity);
+        barrier_wait(&m.full[t.stage], t.parity);
         registers_pin(s);
         mma_fence();
-        multiply_rows<DIM>(s, keys, m.queries[t.q.stage]);
+        multiply_rows<DIM>(s, keys, m.queries[t.stage]);
         mma_commit();
     }
     METHOD void dweights_begin(float (&d)[COUNT], const turn &t) const {
-        barrier_wait(&m.dout_full[t.dout.stage], t.dout.parity);
+        barrier_wait(&m.dout_full[t.stage], t.parity);
         registers_pin(d);
         mma_fence();
-        multiply_rows<DIM>(d, values, m.douts[t.dout.stage]);
+        multiply_rows<DIM>(d, values, m.douts[t.stage]);
         mma_commit();
     }
     METHOD void weights_make(float (&s)[COUNT], const turn &t) const {
         const int32_t ahead = static_cast<int32_t>(it.block * KEYS + p.group * ROWS) -
                               static_cast<int32_t>(t.query * QUERIES<DIM>);
         registers_pin(s);
-        weigh(s, m.stats[t.q.stage], p, j.scale_log2, ahead > -static_cast<int32_t>(ROWS), ahead);
+        weigh(s, m.stats[t.stage], p, j.scale_log2, ahead > -static_cast<int32_t>(ROWS), ahead);
     }
     /* Of weights and their gradients those of scores, in registers and in shared memory; begins the gradients of values
      * and the sums of queries. */
     METHOD void sums_begin(const float (&s)[COUNT], float (&d)[COUNT], uint32_t (&weights)[COUNT / 2],
                            uint32_t (&gradients)[COUNT / 2], float (&dvalues)[DIM / 2], float (&sums)[32],
                            const turn &t, uint8_t *scores) const {
-        centre(d, s, m.stats[t.q.stage], p);
+        centre(d, s, m.stats[t.stage], p);
         round_all(d, gradients);
-        round_all(s, weights);
         scores_store(scores, gradients, p);
         shared_publish();
         if (p.thread == 0) words_wait_read<0>(); /* the sums before have left */
         registers_pin(weights);
         registers_pin(dvalues);
         mma_fence();
-        multiply_queries<DIM>(dvalues, weights, m.douts[t.dout.stage]);
+        multiply_queries<DIM>(dvalues, weights, m.douts[t.stage]);
         mma_commit();
         threads_sync(BARRIER_SCORES, MULTIPLIERS * GROUP_THREADS);
         registers_pin(sums);
@@ -394,7 +312,7 @@ struct multiplier {
         mma_commit();
     }
     METHOD void sums_send(const float (&sums)[32], const turn &t) const {
-        const float *const norms = m.stats[t.q.stage] + sum_rows * STATS + STAT_NORM + p.row;
+        const float *const norms = m.stats[t.stage] + sum_rows * STATS + STAT_NORM + p.row;
         sums_store(m.sums[p.group], sums, p, sum_scale(norms[0], peak), sum_scale(norms[8], peak));
         shared_publish();
         threads_sync(BARRIER_GROUP + p.group, GROUP_THREADS);
@@ -407,78 +325,49 @@ struct multiplier {
         registers_pin(gradients);
         registers_pin(dkeys);
         mma_fence();
-        multiply_queries<DIM>(dkeys, gradients, m.queries[t.q.stage]);
+        multiply_queries<DIM>(dkeys, gradients, m.queries[t.stage]);
         mma_commit();
     }
 };
 
-/* Half of the block's keys through all its steps. While weights are made of one step's scores, the matrix unit is at
- * the gradients of weights of the same step and of keys of the step before; while sums leave, at the next scores. */
+/* Half of the block's keys through all its steps. */
 template <uint32_t DIM>
 DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &it) {
     constexpr uint32_t COUNT = QUERIES<DIM> / 2;
     const multiplier<DIM> with(j, m, it);
     const place &p = with.p;
-    float dkeys[DIM / 2], dvalues[DIM / 2], s[COUNT], d[COUNT];
-    uint32_t weights[COUNT / 2], gradients[COUNT / 2];
+    float dkeys[DIM / 2], dvalues[DIM / 2];
 #pragma unroll
     for (uint32_t i = 0; i < DIM / 2; ++i) dkeys[i] = dvalues[i] = 0.0f;
     turn t(it);
     barrier_wait(&m.keys_full, 0);
-    with.scores_begin(s, t);
-    with.dweights_begin(d, t);
-    mma_wait<1>();
-    with.weights_make(s, t);
-    mma_wait<0>();
-    registers_pin(d);
-    uint32_t step = 0;
-    for (const uint32_t last = it.steps() - 1; step < last; ++step) {
-        float sums[32];
-        turn next = t;
-        next.next(it);
-        with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
+    const uint32_t steps = it.steps();
+    for (uint32_t step = 0; step < steps; ++step) {
+        float s[COUNT], d[COUNT], sums[32];
+        uint32_t weights[COUNT / 2], gradients[COUNT / 2];
+        with.scores_begin(s, t);
+        with.dweights_begin(d, t);
         mma_wait<1>();
+        with.weights_make(s, t);
+        round_all(s, weights);
+        mma_wait<0>();
+        registers_pin(d);
+        with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
+        with.dkeys_begin(dkeys, gradients, t);
+        mma_wait<2>();
         registers_pin(dvalues);
-        registers_pin(weights);
-        stage_release(&m.dout_empty[t.dout.stage], p);
-        with.scores_begin(s, next); /* not before: registers */
+        stage_release(&m.dout_empty[t.stage], p);
         mma_wait<1>();
         registers_pin(sums);
-        if constexpr (DIM == 128) {
-            with.sums_send(sums, t);
-            with.dweights_begin(d, next);
-            with.dkeys_begin(dkeys, gradients, t);
-            mma_wait<2>();
-            with.weights_make(s, next);
-            mma_wait<0>();
-            registers_pin(dkeys);
-            registers_pin(gradients);
-            stage_release(&m.empty[t.q.stage], p);
-        } else { /* twice as many scores: their gradients take the registers of the step before */
-            with.dkeys_begin(dkeys, gradients, t);
-            with.sums_send(sums, t);
-            mma_wait<0>();
-            registers_pin(dkeys);
-            registers_pin(gradients);
-            stage_release(&m.empty[t.q.stage], p);
-            with.dweights_begin(d, next);
-            with.weights_make(s, next);
-            mma_wait<0>();
-        }
-        registers_pin(d);
-        t = next;
+        with.sums_send(sums, t);
+        mma_wait<0>();
+        registers_pin(dkeys);
+        stage_release(&m.empty[t.stage], p);
+        t.next(it);
     }
-    float sums[32];
-    with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
-    with.dkeys_begin(dkeys, gradients, t);
-    mma_wait<1>();
-    registers_pin(dvalues);
-    registers_pin(sums);
-    with.sums_send(sums, t);
-    mma_wait<0>();
-    registers_pin(dkeys);
+    gradient_store<DIM>(j, it, p, dkeys, 0, j.scale);
+    gradient_store<DIM>(j, it, p, dvalues, 1, 1.0f);
     if (p.thread == 0) words_wait();
-    gradients_finish<DIM>(j, m, dkeys, dvalues);
 }
 
 template <uint32_t DIM>
@@ -486,15 +375,13 @@ __global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constan
     extern __shared__ __align__(SWIZZLE_ALIGN) uint8_t raw[]; /* at its start: the kernel has no other */
     room<DIM> &m = *reinterpret_cast<room<DIM> *>(raw);
     if (shared_address(raw) % SWIZZLE_ALIGN != 0) __trap();
-    const item it = item::of<DIM>(j.of, blockIdx.x);
+    const item it = item::of<DIM>(j.of);
     if (threadIdx.x == 0) {
         constexpr uint32_t WARPS = MULTIPLIERS * GROUP_THREADS / 32;
         barrier_init(&m.keys_full, 1);
         for (uint32_t i = 0; i < STAGES; ++i) {
             barrier_init(&m.full[i], 1);
             barrier_init(&m.empty[i], WARPS);
-        }
-        for (uint32_t i = 0; i < DOUT_STAGES; ++i) {
             barrier_init(&m.dout_full[i], 1);
             barrier_init(&m.dout_empty[i], WARPS);
         }
@@ -504,10 +391,6 @@ __global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constan
     if (threadIdx.x < GROUP_THREADS) {
         registers_lower<LOADER_REGISTERS>();
         if (threadIdx.x == 0) load_all<DIM>(j, m, it);
-        __syncwarp();
-        if (j.of.splits == 1) return;
-        cluster_sync(); /* as gradients_finish */
-        cluster_sync();
     } else {
         registers_raise<MULTIPLIER_REGISTERS>();
         multiply_all<DIM>(j, m, it);

@@ -125,10 +125,11 @@ constexpr uint32_t FINISH_THREADS = 256; /* each two rows by eight columns of a 
 
 struct finish_job {
     const int32_t *sums;
-    const float *stats, *peaks;
+    const float *parts, *stats, *peaks;
     uint16_t *dqkv;
     shape of;
     float scale;
+    uint32_t query_tiles; /* blocks before those of keys and values */
 };
 
 /* Which of a tile's sixteen-byte words a thread takes: four neighbours in memory, eight columns of two rows. */
@@ -150,9 +151,8 @@ DEVICE void row_store(uint16_t *dqkv, const shape &of, uint32_t s, uint32_t row,
                    round_bf16_pair(values[4], values[5]), round_bf16_pair(values[6], values[7]));
 }
 
-/* A block has a tile of 64 queries by 64 columns. */
 template <uint32_t DIM>
-__global__ void __launch_bounds__(FINISH_THREADS) finish(const finish_job j) {
+DEVICE void finish_queries(const finish_job &j) {
     constexpr uint32_t ACROSS = DIM / 64;
     const shape &of = j.of;
     const corner c;
@@ -180,10 +180,54 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const finish_job j) {
     row_store(j.dqkv, of, s, row + 8, head * DIM + column, low);
 }
 
+/* Parts are added in their order. */
+template <uint32_t DIM>
+DEVICE void finish_keys(const finish_job &j, uint32_t index) {
+    constexpr uint32_t ACROSS = DIM / 64;
+    const shape &of = j.of;
+    const corner c;
+    const uint32_t tile = index % ACROSS, half = index / ACROSS % 2, which = index / ACROSS / 2 % 2;
+    uint32_t rest = index / ACROSS / 4;
+    const uint32_t block = rest % of.key_blocks;
+    rest /= of.key_blocks;
+    const uint32_t kv_head = rest % of.kv_heads, s = rest / of.kv_heads;
+    float high[8] = {}, low[8] = {};
+    for (uint32_t split = 0; split < of.splits; ++split) {
+        const float4 *words = reinterpret_cast<const float4 *>(
+                                  j.parts + of.part_at(split, s, kv_head, block, which, half, DIM)) +
+                              tile * (TILE_WORDS / 4) + c.word;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const float4 four = words[i];
+            high[2 * i] = add(high[2 * i], four.x);
+            high[2 * i + 1] = add(high[2 * i + 1], four.y);
+            low[2 * i] = add(low[2 * i], four.z);
+            low[2 * i + 1] = add(low[2 * i + 1], four.w);
+        }
+    }
+    const float scale = which == 0 ? j.scale : 1.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+        high[i] = mul(high[i], scale);
+        low[i] = mul(low[i], scale);
+    }
+    const uint32_t row = block * KEYS + half * ROWS + c.row;
+    const uint32_t column = (of.heads + which * of.kv_heads + kv_head) * DIM + tile * 64 + c.column;
+    row_store(j.dqkv, of, s, row, column, high);
+    row_store(j.dqkv, of, s, row + 8, column, low);
+}
+
+template <uint32_t DIM>
+__global__ void __launch_bounds__(FINISH_THREADS) finish(const finish_job j) {
+    if (blockIdx.x < j.query_tiles)
+        finish_queries<DIM>(j);
+    else
+        finish_keys<DIM>(j, blockIdx.x - j.query_tiles);
+}
+
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
 constexpr uint32_t ITEMS_WANTED = 256; /* pieces of work that keep a large chip's multiprocessors busy to the end */
-constexpr uint32_t SPLITS_MAX = 4;
 constexpr uint64_t ALIGN_BYTES = 256;
 
 uint32_t up(uint32_t value, uint32_t to) {
@@ -193,7 +237,10 @@ uint32_t up(uint32_t value, uint32_t to) {
 /* Of the shape alone: bits must not depend on how many multiprocessors there are. */
 uint32_t splits_of(uint32_t items, uint32_t group) {
     uint32_t splits = 1;
-    while (items * splits < ITEMS_WANTED && splits < SPLITS_MAX && group % (2 * splits) == 0) splits *= 2;
+    while (items * splits < ITEMS_WANTED && splits < group) {
+        do ++splits;
+        while (group % splits != 0);
+    }
     return splits;
 }
 
@@ -213,13 +260,15 @@ shape shape_of(const qe_args_attention_backward *a) {
 }
 
 struct extents {
-    uint64_t stats, peaks, sums, whole; /* bytes from the start of the workspace */
+    uint64_t stats, peaks, sums, parts, whole; /* bytes from the start of the workspace */
     extents(const shape &of, uint32_t dim) {
         const uint64_t groups = static_cast<uint64_t>(of.sequences) * of.groups;
+        const uint64_t items = static_cast<uint64_t>(of.splits) * of.sequences * of.kv_heads * of.key_blocks;
         stats = 0;
         peaks = padded(stats + groups * of.heads * STATS * sizeof(float));
         sums = padded(peaks + groups * of.kv_heads * 2 * sizeof(float));
-        whole = padded(sums + groups * of.heads * ROWS * dim * sizeof(int32_t));
+        parts = padded(sums + groups * of.heads * ROWS * dim * sizeof(int32_t));
+        whole = padded(parts + (of.splits > 1 ? items * 2 * KEYS * dim * sizeof(float) : 0));
     }
     static uint64_t padded(uint64_t bytes) { return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 };
@@ -249,22 +298,24 @@ qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, 
     const extents at(of, DIM);
     float *const stats = reinterpret_cast<float *>(workspace + at.stats);
     float *const peaks = reinterpret_cast<float *>(workspace + at.peaks);
+    float *const parts = reinterpret_cast<float *>(workspace + at.parts);
     int32_t *const sums = reinterpret_cast<int32_t *>(workspace + at.sums);
     uint16_t *const dqkv = static_cast<uint16_t *>(a->dqkv);
     const float scale = 1.0f / sqrtf(static_cast<float>(DIM));
     const measure_job first = {static_cast<const uint16_t *>(a->qkv), static_cast<const uint16_t *>(a->out),
                                static_cast<const uint16_t *>(a->dout), a->lse, stats, peaks,
                                reinterpret_cast<uint4 *>(sums), of};
-    differentiate_job second = {{}, {}, stats, peaks, sums, dqkv, of, scale, scale * 1.4426950408889634f};
+    differentiate_job second = {{}, {}, stats, peaks, sums, parts, dqkv, of, scale, scale * 1.4426950408889634f};
     const uint32_t tiles = of.sequences * of.heads * of.groups * (DIM / 64);
-    const finish_job third = {sums, stats, peaks, dqkv, of, scale};
+    const uint32_t key_tiles = of.splits > 1 ? of.sequences * of.kv_heads * of.key_blocks * 4 * (DIM / 64) : 0;
+    const finish_job third = {sums, parts, stats, peaks, dqkv, of, scale, tiles};
     if (!map_make(own, a->qkv, of, of.row, &second.qkv) || !map_make(own, a->dout, of, of.out_row, &second.dout))
         return QE_ERROR_DEVICE;
     LAUNCH_TRY(launch(measure<DIM>, dim3(of.groups, of.heads + of.kv_heads, of.sequences), MEASURE_THREADS, 1, 0,
                       stream, first));
-    LAUNCH_TRY(launch(differentiate<DIM>, dim3(of.key_blocks * of.splits * of.kv_heads * of.sequences), THREADS,
-                      of.splits, SHARED_BYTES<DIM>, stream, second));
-    return launch(finish<DIM>, dim3(tiles), FINISH_THREADS, 1, 0, stream, third);
+    LAUNCH_TRY(launch(differentiate<DIM>, dim3(of.key_blocks * of.splits * of.kv_heads * of.sequences), THREADS, 1,
+                      SHARED_BYTES<DIM>, stream, second));
+    return launch(finish<DIM>, dim3(tiles + key_tiles), FINISH_THREADS, 1, 0, stream, third);
 }
 
 } // namespace

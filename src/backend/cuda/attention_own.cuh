@@ -24,7 +24,7 @@ struct shape {
     uint32_t sequences, sequence, heads, kv_heads;
     uint32_t groups;     /* of ROWS queries of a sequence, filled up to whole blocks of queries */
     uint32_t key_blocks; /* of a sequence */
-    uint32_t splits;     /* parts of a group of heads, 1, 2 or 4: blocks of a cluster that share a block of keys */
+    uint32_t splits;     /* parts of a group of heads; each makes a part of the gradients of keys and values */
     uint32_t row, out_row; /* elements from a token to the next */
 
     METHOD uint32_t stats_at(uint32_t s, uint32_t head, uint32_t group) const {
@@ -36,6 +36,12 @@ struct shape {
     /* Tile of sums of ROWS queries; DIM / 64 of them lie together. */
     METHOD uint64_t sums_at(uint32_t s, uint32_t head, uint32_t group, uint32_t dim) const {
         return static_cast<uint64_t>((s * heads + head) * groups + group) * ROWS * dim;
+    }
+    /* Words of one group of warps' part: of keys (0) or values (1), half of the block of keys. */
+    METHOD uint64_t part_at(uint32_t split, uint32_t s, uint32_t kv_head, uint32_t block, uint32_t which,
+                            uint32_t half, uint32_t dim) const {
+        const uint32_t item = ((split * sequences + s) * kv_heads + kv_head) * key_blocks + block;
+        return (static_cast<uint64_t>(item) * 4 + which * 2 + half) * ROWS * dim;
     }
 };
 

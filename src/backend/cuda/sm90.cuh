@@ -44,21 +44,6 @@ DEVICE void threads_sync(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* All threads of a cluster's blocks; what they stored before is seen behind it. */
-DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/* Where block `rank` of the cluster has what lies at `at` here. */
-DEVICE uint32_t cluster_address(const void *at, uint32_t rank) {
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
-    return there;
-}
-DEVICE void cluster_store(uint32_t at, float a, float b, float c, float d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d)
-                 : "memory");
-}
-
 /* --- copies ------------------------------------------------------------------------------------------------------ */
 
 /* A box at (column, row, plane); what lies outside is zeros. */
@@ -94,18 +79,6 @@ DEVICE void words_wait() {
 /* What this thread stored in shared memory is seen by the copy engine and the matrix unit. */
 DEVICE void shared_publish() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* Numbers of this block and thread, asked for anew: nothing that is made of them is kept in registers from before. */
-DEVICE uint32_t block_now() {
-    uint32_t index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    return index;
-}
-DEVICE uint32_t thread_now() {
-    uint32_t index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return index;
 }
 
 template <uint32_t COUNT>
