@@ -242,35 +242,6 @@ static void nan_check(bench *b, const world *w) {
     free(got);
 }
 
-static int same_choice(const qe_cuda_attention *one, const qe_cuda_attention *other) {
-    const qe_cuda_choice *here, *there;
-    return qe_cuda_attention_choices(one, &here) == 1 && qe_cuda_attention_choices(other, &there) == 1 &&
-           memcmp(here, there, sizeof *here) == 0;
-}
-
-/* A choice made by tuning is honoured by others, and is final. */
-static void tuned_check(bench *b, const world *w) {
-    const qe_op op = backward_op(w, 1);
-    const qe_cuda_choice *choice;
-    qe_cuda_choice other;
-    qe_cuda_attention *tuned = NULL, *read = NULL;
-    qe_error error = {0};
-    if (qe_cuda_attention_create(&tuned, &error) != QE_OK || qe_cuda_attention_create(&read, &error) != QE_OK ||
-        qe_cuda_attention_prepare(tuned, &op, 1, &error) != QE_OK || qe_cuda_attention_choices(tuned, &choice) != 1 ||
-        qe_cuda_attention_choose(read, choice, &error) != QE_OK ||
-        qe_cuda_attention_prepare(read, &op, 1, &error) != QE_OK || !same_choice(tuned, read)) {
-        bench_fail(b, "attention: tuning and its choice: %s", error.message);
-    } else {
-        printf("   tuned: %s is %s\n", choice->key, choice->words[0] ? "ours" : "cuDNN's");
-        qe_attention_choice_make(&op.args.attention_backward,
-                                 choice->words[0] ? QE_ATTENTION_CUDNN : QE_ATTENTION_OWN, &other);
-        if (qe_cuda_attention_choose(read, &other, &error) != QE_ERROR_ARGUMENT)
-            bench_fail(b, "attention: a second choice was taken");
-    }
-    qe_cuda_attention_destroy(tuned);
-    qe_cuda_attention_destroy(read);
-}
-
 /* Both algorithms where ours takes the shape. */
 static void case_check(bench *b, const world *w) {
     const runner r = {b, NULL, 0, NULL};
@@ -280,7 +251,6 @@ static void case_check(bench *b, const world *w) {
     if (w->head_dim != 64 && w->head_dim != 128) return;
     backward_check(b, w, QE_ATTENTION_OWN, 1);
     nan_check(b, w);
-    tuned_check(b, w);
 }
 
 void bench_check_attention(bench *b) {

@@ -396,7 +396,7 @@ constexpr int RACE_ROUNDS = 7, RACE_LAUNCHES = 4;
 struct track {
     void *arena = nullptr;
     cudaEvent_t begin = nullptr, end = nullptr;
-    qe_op forward, backward;
+    qe_op forward = {}, backward = {};
     ~track() {
         if (begin) (void)cudaEventDestroy(begin);
         if (end) (void)cudaEventDestroy(end);
