@@ -111,7 +111,7 @@ static qe_status choice_count(void *context, const qe_cuda_choice *choice, qe_er
 }
 
 void fuzz_choices(const uint8_t *bytes, size_t count) {
-    const qe_choice_maker maker = {"cuBLASLt 13.1.0", "NVIDIA H200"};
+    const qe_choice_maker maker = {"cuBLASLt 13.1.0", "NVIDIA H200", "cuDNN 9.19.0"};
     uint64_t sum = 0;
     qe_error error = {0};
     fuzz_check_refusal(qe_choices_scan(fuzz_file(bytes, count), &maker, choice_count, &sum, &error), &error);

@@ -27,3 +27,18 @@ qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, 
     fuzz_check(gemm == NULL && choice == NULL, "chooses");
     return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, NULL, "no device");
 }
+
+const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) { return attention == NULL ? "none" : "some"; }
+void qe_cuda_attention_keep(qe_cuda_attention *attention, uint32_t count) {
+    fuzz_check(attention == NULL && count == 0, "keeps choices of attention");
+}
+
+uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
+    *choices_out = NULL;
+    return attention == NULL ? 0 : 1;
+}
+
+qe_status qe_cuda_attention_choose(qe_cuda_attention *attention, const qe_cuda_choice *choice, qe_error *error_out) {
+    fuzz_check(attention == NULL && choice == NULL, "chooses for attention");
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, NULL, "no device");
+}
