@@ -28,7 +28,10 @@ qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, 
     return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, NULL, "no device");
 }
 
-const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) { return attention == NULL ? "none" : "some"; }
+const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) {
+    return attention == NULL ? "none" : "some";
+}
+
 void qe_cuda_attention_keep(qe_cuda_attention *attention, uint32_t count) {
     fuzz_check(attention == NULL && count == 0, "keeps choices of attention");
 }
