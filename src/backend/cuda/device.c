@@ -55,7 +55,6 @@ static qe_status device_fill(qe_device *device, qe_error *error_out) {
     QE_TRY(qe_cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "properties of the GPU", error_out));
     QE_TRY(capability_check(&properties, error_out));
     QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->aside, cudaStreamNonBlocking), "a stream", error_out));
-    QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->fetching, cudaStreamNonBlocking), "a stream", error_out));
     QE_TRY(qe_cuda_gemm_create(&device->gemm, error_out));
     QE_TRY(qe_cuda_attention_create(&device->attention, error_out));
     snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.50s", properties.name,
@@ -71,10 +70,7 @@ static void cuda_close(qe_device *device) {
     qe_cuda_gemm_destroy(device->gemm);
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
-    (void)cudaFree(device->keeping);
-    (void)cudaFreeHost(device->staging);
-    if (device->kept != NULL) (void)cudaEventDestroy(device->kept);
-    if (device->fetching != NULL) (void)cudaStreamDestroy(device->fetching);
+    qe_cuda_keeping_close(device);
     qe_order_destroy(device->order);
     free(device->loaded);
     qe_cuda_declarations_free(device);
@@ -157,69 +153,6 @@ static qe_status cuda_read(qe_device *device, void *to_host, const void *from, s
     return cuda_copy(device, to_host, from, bytes, cudaMemcpyDeviceToHost, "a read by the host", error_out);
 }
 
-/* What is on its way to the host at a time. From memory that is not page-locked the driver would copy in pieces of its
- * own, and keep others from launching meanwhile. */
-enum { STAGING_BYTES = 8 << 20 };
-
-static qe_status keeping_open(qe_device *device, qe_error *error_out) {
-    if (device->kept == NULL)
-        QE_TRY(qe_cuda_check(cudaEventCreateWithFlags(&device->kept, cudaEventDisableTiming), "an event", error_out));
-    if (device->staging != NULL) return QE_OK;
-    return qe_cuda_check(cudaHostAlloc(&device->staging, STAGING_BYTES, cudaHostAllocPortable), "page-locked memory",
-                         error_out);
-}
-
-static qe_status keeping_grow(qe_device *device, size_t count, qe_error *error_out) {
-    QE_TRY(keeping_open(device, error_out));
-    if (count <= device->keeping_capacity) return QE_OK;
-    (void)cudaFree(device->keeping);
-    device->keeping = NULL;
-    device->keeping_capacity = 0;
-    void *grown = NULL;
-    QE_TRY(qe_cuda_check(cudaMalloc(&grown, count * sizeof *device->keeping), "a copy of the state", error_out));
-    device->keeping = grown;
-    device->keeping_capacity = count;
-    return QE_OK;
-}
-
-static uint64_t pieces_fill(qe_keep_piece *pieces, const qe_keep_range *ranges, size_t count) {
-    uint64_t all = 0;
-    for (size_t i = 0; i < count; i++) {
-        QE_ASSERT(ranges[i].bytes > 0);
-        pieces[i] = (qe_keep_piece){ranges[i].from, ranges[i].to, ranges[i].bytes, all};
-        all += qe_cuda_keep_pieces(ranges[i].bytes);
-    }
-    return all;
-}
-
-static qe_status cuda_keep(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out) {
-    if (count == 0) return QE_OK;
-    QE_TRY(keeping_grow(device, count, error_out));
-    qe_keep_piece *pieces = calloc(count, sizeof *pieces);
-    if (pieces == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a copy of the state");
-    const uint64_t all = pieces_fill(pieces, ranges, count);
-    cudaError_t code = cudaMemcpyAsync(device->keeping, pieces, count * sizeof *pieces, cudaMemcpyHostToDevice,
-                                       device->aside);
-    if (code == cudaSuccess && qe_cuda_keep(device->keeping, (uint32_t)count, all, device->aside) != QE_OK)
-        code = cudaGetLastError();
-    free(pieces); /* the driver has read it */
-    if (code == cudaSuccess) code = cudaEventRecord(device->kept, device->aside);
-    return qe_cuda_check(code, "a copy of the state", error_out);
-}
-
-static qe_status cuda_fetch(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out) {
-    cudaError_t code = cudaSetDevice(device->ordinal); /* the thread may be new here */
-    if (code == cudaSuccess) code = cudaStreamWaitEvent(device->fetching, device->kept, 0);
-    for (size_t done = 0; code == cudaSuccess && done < bytes; done += STAGING_BYTES) {
-        const size_t piece = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
-        code = cudaMemcpyAsync(device->staging, (const char *)kept + done, piece, cudaMemcpyDeviceToHost,
-                               device->fetching);
-        if (code == cudaSuccess) code = cudaStreamSynchronize(device->fetching);
-        if (code == cudaSuccess) memcpy((char *)to_host + done, device->staging, piece);
-    }
-    return qe_cuda_check(code, "a copy of the state to the host", error_out);
-}
-
 static qe_status cuda_run(qe_device *device, const qe_op *op, qe_error *error_out) {
     QE_TRY(qe_cuda_op_prepare(device, op, error_out));
     qe_status status = qe_cuda_op_queue(device, op, device->aside);
@@ -264,8 +197,8 @@ const qe_backend *qe_cuda_backend(void) {
         .host_release = cuda_host_release,
         .write = cuda_write,
         .read = cuda_read,
-        .keep = cuda_keep,
-        .fetch = cuda_fetch,
+        .keep = qe_cuda_memory_keep,
+        .fetch = qe_cuda_memory_fetch,
     };
     static const qe_backend backend = {
         .size = sizeof(qe_backend),

@@ -85,6 +85,10 @@ extern const qe_graph_ops qe_cuda_graphs;
 /* Before the first call of the runtime. On failure: QE_ERROR_UNSUPPORTED: no driver, too old a one, no GPU. */
 qe_status qe_cuda_start(qe_error *error_out);
 void qe_cuda_clocks_close(struct cuda_clocks *clocks); /* NULL is allowed */
+/* kept.c: keep and fetch of the table of memory, and the end of what they hold. */
+qe_status qe_cuda_memory_keep(qe_device *device, const qe_keep_range *ranges, size_t count, qe_error *error_out);
+qe_status qe_cuda_memory_fetch(qe_device *device, void *to_host, const void *kept, size_t bytes, qe_error *error_out);
+void qe_cuda_keeping_close(qe_device *device);
 
 /* Turns a code of the runtime into an error in words; cudaSuccess is QE_OK. */
 qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out);
