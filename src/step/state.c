@@ -301,11 +301,39 @@ static qe_status read_values(const source *s, qe_snapshot *snapshot, qe_error *e
     return read_epochs(s, snapshot, error_out);
 }
 
+void qe_rank_copy(qe_rank *rank) {
+    const qe_team *team = rank->team;
+    const source now = {.team = team};
+    rank->copied = QE_OK;
+    for (uint32_t i = 0; rank->copied == QE_OK && i < team->copying->tensor_count; i++) {
+        const qe_state_tensor *tensor = &team->copying->tensors[i];
+        if (qe_team_owner(team, tensor->weight) != rank) continue;
+        rank->copied = read_tensor(&now, tensor, qe_snapshot_values(team->copying, i), &rank->error);
+    }
+}
+
+/* Ranks side by side: their processors have nothing else to do. */
+static qe_status copy_all(qe_team *team, qe_snapshot *snapshot, qe_error *error_out) {
+    team->copying = snapshot;
+    qe_team_command_all(team, QE_COMMAND_COPY);
+    team->copying = NULL;
+    for (uint32_t i = 0; i < team->rank_count; i++) {
+        const qe_rank *rank = &team->ranks[i];
+        if (rank->copied == QE_OK) continue;
+        if (error_out != NULL) *error_out = rank->error;
+        return rank->copied;
+    }
+    return QE_OK;
+}
+
 qe_status qe_team_snapshot_take(qe_team *team, qe_snapshot *snapshot, qe_error *error_out) {
     const source now = {.team = team};
     QE_TRY(qe_team_whole(team, error_out));
     read_versions(team, snapshot);
-    if (snapshot->twins == NULL) return read_values(&now, snapshot, error_out);
+    if (snapshot->twins == NULL) {
+        QE_TRY(copy_all(team, snapshot, error_out));
+        return read_epochs(&now, snapshot, error_out);
+    }
     QE_ASSERT(snapshot->team == team);
     for (uint32_t i = 0; i < team->rank_count; i++) QE_TRY(qe_twin_keep(&snapshot->twins[i], error_out));
     snapshot->is_kept = 1;

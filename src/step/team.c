@@ -19,6 +19,7 @@ static void *rank_main(void *opaque) {
         pthread_mutex_unlock(&team->mutex);
         if (command == QE_COMMAND_STEP) qe_rank_step(rank);
         if (command == QE_COMMAND_EVALUATE) qe_rank_evaluate(rank);
+        if (command == QE_COMMAND_COPY) qe_rank_copy(rank);
         pthread_mutex_lock(&team->mutex);
         team->finished++;
         pthread_cond_signal(&team->done);
@@ -27,8 +28,7 @@ static void *rank_main(void *opaque) {
     }
 }
 
-/* Every rank thread does the command once; returns when all are done. */
-static void command_all(qe_team *team, qe_team_command command) {
+void qe_team_command_all(qe_team *team, qe_team_command command) {
     pthread_mutex_lock(&team->mutex);
     team->command = command;
     team->finished = 0;
@@ -106,7 +106,7 @@ qe_status qe_team_create(const qe_plan *train, const qe_plan *evaluate, const qe
 
 void qe_team_destroy(qe_team *team) {
     if (team == NULL) return;
-    if (team->ranks != NULL) command_all(team, QE_COMMAND_QUIT);
+    if (team->ranks != NULL) qe_team_command_all(team, QE_COMMAND_QUIT);
     for (uint32_t i = 0; team->ranks != NULL && i < team->rank_count; i++) rank_destroy(&team->ranks[i]);
     free(team->ranks);
     pthread_cond_destroy(&team->done);
@@ -193,7 +193,7 @@ qe_status qe_team_step(qe_team *team, const qe_batch *batch, const qe_step_optim
     QE_TRY(qe_team_whole(team, error_out));
     team->batch = batch;
     team->optimizer = optimizer;
-    command_all(team, QE_COMMAND_STEP);
+    qe_team_command_all(team, QE_COMMAND_STEP);
     qe_status status = outcome(team, result_out, error_out);
     const qe_plan *plan = team->ranks[0].train.plan;
     result_out->loss = team->ranks[0].loss_sum / ((double)plan->model_ops->tokens(plan->model) * plan->microbatches);
@@ -231,7 +231,7 @@ qe_status qe_team_evaluate(qe_team *team, const qe_batch *batch, double *losses_
     result_out->violation_rank = QE_NONE;
     QE_TRY(qe_team_whole(team, error_out));
     team->batch = batch;
-    command_all(team, QE_COMMAND_EVALUATE);
+    qe_team_command_all(team, QE_COMMAND_EVALUATE);
     QE_TRY(outcome(team, result_out, error_out));
     const qe_rank *last = &team->ranks[plan->stage_rank[plan->stages - 1]];
     if (losses_out != NULL) memcpy(losses_out, last->evaluate.loss_host, plan->microbatches * sizeof *losses_out);

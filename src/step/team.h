@@ -108,10 +108,13 @@ typedef struct qe_rank {
     uint8_t committed; /* this step's commits ran */
     uint8_t torn; /* some weights of a step are committed and others not: the device failed in between */
     double loss_sum, gradient_norm;
+    qe_status copied; /* of the last copy into team->copying, as `error` is */
     uint64_t certified, judged, gradient_copies, actions_ns, commit_ns;
 } qe_rank;
 
-typedef enum qe_team_command { QE_COMMAND_NONE, QE_COMMAND_STEP, QE_COMMAND_EVALUATE, QE_COMMAND_QUIT } qe_team_command;
+typedef enum qe_team_command {
+    QE_COMMAND_NONE, QE_COMMAND_STEP, QE_COMMAND_EVALUATE, QE_COMMAND_COPY, QE_COMMAND_QUIT
+} qe_team_command;
 
 struct qe_team {
     const qe_plan *plan; /* either plan: sizes, model, placement of stages */
@@ -123,6 +126,7 @@ struct qe_team {
     uint64_t round; /* +1 for each command */
     uint32_t finished; /* ranks done with this round */
     qe_team_command command;
+    struct qe_snapshot *copying; /* what QE_COMMAND_COPY fills */
     const qe_batch *batch;
     const qe_step_optimizer *optimizer;
     uint8_t torn; /* a rank is */
@@ -181,5 +185,9 @@ qe_status qe_team_whole(const qe_team *team, qe_error *error_out);
 /* rank.c */
 void qe_rank_step(qe_rank *rank);
 void qe_rank_evaluate(qe_rank *rank);
+/* Its share of the state into team->copying; `copied` says how that went. */
+void qe_rank_copy(qe_rank *rank);
+/* Every rank thread does the command once; returns when all are done. */
+void qe_team_command_all(qe_team *team, qe_team_command command);
 
 #endif
