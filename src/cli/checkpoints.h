@@ -67,7 +67,7 @@ typedef struct qe_keeping {
  * its own begins. On failure: close it all the same. */
 qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress *progress, const qe_resume *resume,
                           qe_error *error_out);
-/* After each step, which took `step_s`: takes a copy when one is due and the writer is free, else at the first step
+/* After each step, which took `step_s`: takes a copy when one is due and the writer is free, else after the first step
  * when it is. Never waits for the disk. What a write failed for is said on standard error; the run goes on. */
 qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_error *error_out);
 /* After the last step: starts writing its state where the writer is free, so that what comes then does not keep it from

@@ -125,11 +125,12 @@ qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_
     double begin = qe_progress_now();
     int due = step % keeping->session->settings.checkpoint.every == 0;
     int idle = qe_checkpoint_writer_is_idle(keeping->writer);
+    int rested = idle && !keeping->was_busy; /* one that is late waits for it: no step has both to bear */
     if (idle) note_outcome(keeping);
     if (due && !idle) keeping->postponed++;
     keeping->is_due |= due;
     keeping->was_busy = !idle;
-    if (keeping->is_due && idle) {
+    if (idle && (due || (keeping->is_due && rested))) {
         QE_TRY(copy(keeping, step, error_out));
         qe_checkpoint_writer_start(keeping->writer, &keeping->content);
         keeping->was_busy = 1;
