@@ -185,6 +185,8 @@ void tally_keep(void);
 void tally_read(const char *path);
 /* Keeps and prints. Returns 0 where something was wrong; `complete`: or an operator or a rule was never tried. */
 int tally_print(int complete, int all_moments);
+/* A number of the command line; anything else ends the program with status 2. */
+uint64_t argument(const char *text);
 
 /* ---- other moments: returns how many cases went wrong ---- */
 

@@ -6,7 +6,6 @@
  *
  * Every case has a seed of its own: the first one and its number. One that goes wrong prints its seed, shrinks, and is
  * written as a trace into the directory where the program was started. */
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,15 +98,6 @@ static void run_case(uint64_t seed, uint32_t mutants, int count_valid) {
     }
     for (uint32_t i = 0; accepted && i < mutants; i++) try_mutant(&s, &d, seed);
     step_free(&s);
-}
-
-static uint64_t argument(const char *text) {
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (errno == 0 && *end == '\0' && end != text && *text != '-') return number;
-    fprintf(stderr, "found %s, expected a number\n", text);
-    exit(2);
 }
 
 int main(int argc, char **argv) {

@@ -8,7 +8,6 @@
 #include "checkpoint_files.h"
 #include "step_world.h"
 
-#include <errno.h>
 
 #include "adversary/adversary.h"
 
@@ -271,15 +270,6 @@ static void every_fault_of_a_checkpoint_is_refused_by_its_rule(void **state) {
     for (uint64_t i = 0; i < teams; i++) run_case(*state, first_seed + i);
     tally_print(0, 0);
     assert_int_equal(wrong, 0);
-}
-
-static uint64_t argument(const char *text) {
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (errno == 0 && *end == '\0' && end != text && *text != '-') return number;
-    fprintf(stderr, "found %s, expected a number\n", text);
-    exit(2);
 }
 
 int main(int argc, char **argv) {

@@ -7,7 +7,6 @@
  *   adversary_steps [TEAMS [FAULTS [SEED]]]     faults of each team */
 #include "step_world.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdatomic.h>
 
@@ -362,15 +361,6 @@ static void every_fault_in_a_running_step_is_trapped_by_its_rule(void **state) {
     for (uint64_t i = 0; i < teams; i++) run_case(first_seed + i, &backend);
     tally_print(0, 0);
     assert_int_equal(wrong, 0);
-}
-
-static uint64_t argument(const char *text) {
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (errno == 0 && *end == '\0' && end != text && *text != '-') return number;
-    fprintf(stderr, "found %s, expected a number\n", text);
-    exit(2);
 }
 
 int main(int argc, char **argv) {

@@ -4,7 +4,6 @@
  * more witness: a race that it reports must have been trapped by both, and a right program must be silent.
  *
  *   adversary_threads [PROGRAMS [MUTANTS [SEED]]]     mutants of each program */
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -332,15 +331,6 @@ static void run_case(uint64_t seed, uint32_t mutants) {
     for (uint32_t i = 0; i < mutants; i++) try_mutant(&m, &s, &d, seed);
     memory_close(&m);
     step_free(&s);
-}
-
-static uint64_t argument(const char *text) {
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (errno == 0 && *end == '\0' && end != text && *text != '-') return number;
-    fprintf(stderr, "found %s, expected a number\n", text);
-    exit(2);
 }
 
 int main(int argc, char **argv) {
