@@ -18,19 +18,20 @@ qe_status qe_manifest_choices_add(qe_manifest *manifest, FILE *file, qe_error *e
     return QE_OK;
 }
 
+static int is_choice(const qe_fact *fact) { return strncmp(fact->name, choice_name, sizeof choice_name - 1) == 0; }
+
 /* The file of choices that a manifest was made with, line by line as qe_manifest_choices_add read it. */
 static int write_choices(const qe_manifest *manifest, FILE *file) {
     for (size_t i = 0; i < manifest->algorithms.count; i++) {
         const qe_fact *fact = &manifest->algorithms.list[i];
-        if (strncmp(fact->name, choice_name, sizeof choice_name - 1) != 0) continue;
+        if (!is_choice(fact)) continue;
         if (fprintf(file, "%s\n", fact->value) < 0) return 0;
     }
     return 1;
 }
 
 static int has_choices(const qe_manifest *manifest) {
-    return manifest->algorithms.count > 0 &&
-           strncmp(manifest->algorithms.list[0].name, choice_name, sizeof choice_name - 1) == 0;
+    return manifest->algorithms.count > 0 && is_choice(&manifest->algorithms.list[0]);
 }
 
 qe_status qe_manifest_choices_restore(const qe_manifest *manifest, const char *path, qe_error *error_out) {

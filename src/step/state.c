@@ -295,21 +295,19 @@ static qe_status read_epochs(const source *s, qe_snapshot *snapshot, qe_error *e
     return QE_OK;
 }
 
-static qe_status read_values(const source *s, qe_snapshot *snapshot, qe_error *error_out) {
-    for (uint32_t i = 0; i < snapshot->tensor_count; i++)
-        QE_TRY(read_tensor(s, &snapshot->tensors[i], qe_snapshot_values(snapshot, i), error_out));
-    return read_epochs(s, snapshot, error_out);
+/* The tensors of one rank; NULL: of all. */
+static qe_status read_values(const source *s, const qe_rank *rank, qe_snapshot *snapshot, qe_error *error_out) {
+    for (uint32_t i = 0; i < snapshot->tensor_count; i++) {
+        const qe_state_tensor *tensor = &snapshot->tensors[i];
+        if (rank != NULL && qe_team_owner(s->team, tensor->weight) != rank) continue;
+        QE_TRY(read_tensor(s, tensor, qe_snapshot_values(snapshot, i), error_out));
+    }
+    return QE_OK;
 }
 
 void qe_rank_copy(qe_rank *rank) {
-    const qe_team *team = rank->team;
-    const source now = {.team = team};
-    rank->copied = QE_OK;
-    for (uint32_t i = 0; rank->copied == QE_OK && i < team->copying->tensor_count; i++) {
-        const qe_state_tensor *tensor = &team->copying->tensors[i];
-        if (qe_team_owner(team, tensor->weight) != rank) continue;
-        rank->copied = read_tensor(&now, tensor, qe_snapshot_values(team->copying, i), &rank->error);
-    }
+    const source now = {.team = rank->team};
+    rank->copied = read_values(&now, rank, rank->team->copying, &rank->error);
 }
 
 /* Ranks side by side: their processors have nothing else to do. */
@@ -343,7 +341,8 @@ qe_status qe_team_snapshot_take(qe_team *team, qe_snapshot *snapshot, qe_error *
 qe_status qe_snapshot_fetch(qe_snapshot *snapshot, qe_error *error_out) {
     const source kept = {.team = snapshot->team, .twins = snapshot->twins};
     if (!snapshot->is_kept) return QE_OK;
-    QE_TRY(read_values(&kept, snapshot, error_out));
+    QE_TRY(read_values(&kept, NULL, snapshot, error_out));
+    QE_TRY(read_epochs(&kept, snapshot, error_out));
     snapshot->is_kept = 0;
     return QE_OK;
 }
