@@ -27,9 +27,9 @@ class Pipeline:
 
     modules: stage s is modules[s]; each takes one tensor and returns one. schedule: of as many stages; one of several
     ranks is flattened onto this device (`Schedule.flattened`), with the lifetimes of its ranks. loss(output, target) is
-    a scalar, averaged over microbatches. example: (input, target) of one microbatch: shapes and dtypes that are
-    captured. optimizer: stepped by `step` under a StepGuard; None: gradients are left in `.grad`. names: full names
-    of the modules. capture: None: what the device can (graphs on CUDA, none on a CPU); True, False, "graph" or
+    a scalar, averaged over microbatches; None: the last stage is another rank's. example: (input, target) of one
+    microbatch: shapes and dtypes that are captured. optimizer: stepped by `step` under a StepGuard; None: gradients are
+    left in `.grad`. names: full names of the modules. capture: None: what the device can (graphs on CUDA, none on a CPU); True, False, "graph" or
     "host", or one per module. placement: "direct" accumulates gradients where they live (`parameter.main_grad`, fp32
     unless it is there already), "copy" in scratch, moved there and back. allow_unused: parameters without a gradient
     are no breach.
@@ -37,7 +37,7 @@ class Pipeline:
     Raises: ArgumentError; ContractError where the schedule is not valid.
     """
 
-    def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Schedule, loss: Loss, *,
+    def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Schedule, loss: Optional[Loss], *,
                  example: tuple["torch.Tensor", "torch.Tensor"],
                  optimizer: Optional["torch.optim.Optimizer"] = None, names: Optional[Sequence[str]] = None,
                  capture: Union[Capture, Sequence[Capture]] = None, placement: str = "direct",
@@ -56,9 +56,7 @@ class Pipeline:
         kinds = _kinds(capture, len(modules), self.device)
         self.stages = [self._make_stage(m, labels[i], i, capture=kinds[i], placement=placement,
                                         allow_unused=allow_unused) for i, m in enumerate(modules)]
-        last = self.stages[-1]
-        inner = last.function
-        last.function = lambda x, target: loss(inner(x), target)
+        self.last: Optional[Stage] = None if loss is None else _with_loss(self.stages[-1], loss)
         self._kinds = kinds
         self._gradients: list["torch.Tensor"] = [g for stage in self.stages for g in stage.main_grads()]
         self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
@@ -176,7 +174,7 @@ class Pipeline:
             self.contract.refuse_launch(stage.index, microbatch, "mode", 1, 0)
 
     def _forward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
-        microbatch, last = action.microbatch, stage is self.stages[-1]
+        microbatch, last = action.microbatch, stage is self.last
         if stage.index > 0:
             x = self._boundary.pop((stage.index - 1, microbatch))
             x.requires_grad_(x.is_floating_point())
@@ -190,7 +188,7 @@ class Pipeline:
             self._boundary[stage.index, microbatch] = outputs[0].detach()
 
     def _gradients_of(self, stage: Stage, slot: Slot) -> list[Any]:
-        if stage is self.stages[-1]:
+        if stage is self.last:
             return [self._seed]
         return list(slot.gradients)
 
@@ -214,21 +212,30 @@ class Pipeline:
 
     def finish(self, submitted: str = "") -> "torch.Tensor":
         """Every gradient to the optimizer, every weight to its next version. Raises: Trap (grad.missing, ...)."""
-        try:
-            self.contract.take()
-        except ContractError as error:
-            raise Trap(error, _named(error, self.stages), None, submitted or submitted_at()) from None
-        self._bind_gradients()
+        self.gather(submitted)
         losses = self._losses.clone()
         self._finishing = True
         try:
             veto = None if self.guard is None else self.guard.step([*self._gradients, self._losses])
         finally:
             self._finishing = False
+        self.commit(veto)
+        return losses
+
+    def gather(self, submitted: str = "") -> None:
+        """Every gradient into `.grad`, for an optimizer that the caller steps; then `commit`. Raises: Trap."""
+        try:
+            self.contract.take()
+        except ContractError as error:
+            raise Trap(error, _named(error, self.stages), None, submitted or submitted_at()) from None
+        self._bind_gradients()
+
+    def commit(self, veto: Optional["torch.Tensor"]) -> None:
+        """Every weight to its next version, and with it what else belongs to the step, unless `veto` (float32 [] on the
+        device) is 1."""
         self._committed(veto)
         self.contract.commit()
         self.contract.end()
-        return losses
 
     def _committed(self, veto: Optional["torch.Tensor"]) -> None:
         """What else becomes visible with the weights, unless `veto` (float32 [] on the device) is 1."""
@@ -255,6 +262,13 @@ class Pipeline:
                     x = stage.evaluate([x])
                 found.append(self.stages[-1].evaluate([x, target]))
         return torch.stack(found)
+
+
+def _with_loss(stage: Stage, loss: Loss) -> Stage:
+    """The last stage ends in the loss."""
+    inner = stage.function
+    stage.function = lambda x, target: loss(inner(x), target)
+    return stage
 
 
 def _key(action: Action, with_kind: bool = False) -> Any:
