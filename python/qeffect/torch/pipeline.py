@@ -29,10 +29,10 @@ class Pipeline:
     ranks is flattened onto this device (`Schedule.flattened`), with the lifetimes of its ranks. loss(output, target) is
     a scalar, averaged over microbatches; None: the last stage is another rank's. example: (input, target) of one
     microbatch: shapes and dtypes that are captured. optimizer: stepped by `step` under a StepGuard; None: gradients are
-    left in `.grad`. names: full names of the modules. capture: None: what the device can (graphs on CUDA, none on a CPU); True, False, "graph" or
-    "host", or one per module. placement: "direct" accumulates gradients where they live (`parameter.main_grad`, fp32
-    unless it is there already), "copy" in scratch, moved there and back. allow_unused: parameters without a gradient
-    are no breach.
+    left in `.grad`. names: full names of the modules. capture: None: what the device can (graphs on CUDA, none on a
+    CPU); True, False, "graph" or "host", or one per module. placement: "direct" accumulates gradients where they live
+    (`parameter.main_grad`, fp32 unless it is there already), "copy" in scratch, moved there and back. allow_unused:
+    parameters without a gradient are no breach.
 
     Raises: ArgumentError; ContractError where the schedule is not valid.
     """
