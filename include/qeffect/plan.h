@@ -195,6 +195,7 @@ typedef struct qe_rank_plan {
     uint32_t tally_count;  /* words of deposits_object; one per gradient, what is deposited together lies together */
     uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */
     uint64_t slot_bytes;   /* of all regions: the activation memory of the rank */
+    uint64_t live_bytes;   /* most that slots I, X and Y hold at once, in program order: the peak activation */
     uint32_t stream_compute, stream_caller, stream_host; /* the host stream is used by nothing that is planned */
 } qe_rank_plan;
 

@@ -49,6 +49,8 @@ typedef struct qe_simulation_request {
     double meet;                /* from the last rank's last action to the optimizers, under QE_SYNC_ALL */
     qe_release release;
     int gradient_early;         /* 1: a full B sends its gradient behind its I, as QEffect's plans do; 0: at its end */
+    int backward_splits;        /* 1: a full B keeps what its I and its W would, as QEffect's plans do; 0: it needs no W
+                                   of its own */
     qe_optimizer_sync sync;
 } qe_simulation_request;
 
@@ -57,7 +59,7 @@ typedef struct qe_simulated_rank {
     double busy;            /* in actions; end - begin - busy is what it waits in between */
     double optimizer_begin, optimizer_end;
     double peak_kept;       /* largest size kept at once */
-    uint32_t peak[QE_KEEPS]; /* most (stage, microbatch) pairs that keep each kind; a B needs no W of its own */
+    uint32_t peak[QE_KEEPS]; /* most (stage, microbatch) pairs that keep each kind */
 } qe_simulated_rank;
 
 /* Start from {0}. A later run reuses the memory of an earlier one, so that a search allocates once. */

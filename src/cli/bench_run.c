@@ -210,18 +210,46 @@ static void ceiling_close(ceiling *c) {
     c->backend->close(c->device);
 }
 
-/* Seconds of one run of an op, several in a row; the first row warms up. */
-static qe_status ceiling_time(ceiling *c, const qe_op *op, double *seconds_out, qe_error *error_out) {
-    enum { TURNS = 8, SAMPLES = 7 };
+/* Seconds of a row of ops: one that goes ahead (NULL: none), then another several times. The first row warms up. */
+static qe_status ceiling_row(ceiling *c, const qe_op *ahead, const qe_op *op, int turns, double *seconds_out,
+                             qe_error *error_out) {
+    enum { SAMPLES = 7 };
     double samples[SAMPLES];
     QE_TRY(c->backend->prepare(c->device, op, error_out));
     for (int s = -1; s < SAMPLES; s++) {
         double begin = qe_bench_now();
-        for (int i = 0; i < TURNS; i++) QE_TRY(c->backend->stream->submit(c->stream, op));
+        if (ahead != NULL) QE_TRY(c->backend->stream->submit(c->stream, ahead));
+        for (int i = 0; i < turns; i++) QE_TRY(c->backend->stream->submit(c->stream, op));
         QE_TRY(c->backend->stream->sync(c->stream, error_out));
-        if (s >= 0) samples[s] = (qe_bench_now() - begin) / TURNS;
+        if (s >= 0) samples[s] = qe_bench_now() - begin;
     }
     *seconds_out = qe_bench_median(samples, SAMPLES);
+    return QE_OK;
+}
+
+enum { LARGE_TURNS = 8, SMALL_TURNS = 64, SMALL_VALUES = 1024 };
+
+/* Of movements: large ones, where nothing but the rate counts, and small ones, where the rate does not. */
+static qe_status ceiling_movements(ceiling *c, qe_bench_ceilings *out, qe_error *error_out) {
+    double seconds;
+    qe_op copy = {.kind = QE_OP_COPY}, sum = {.kind = QE_OP_ACCUMULATE};
+    copy.args.copy = (qe_args_copy){.from = c->a, .to = c->c, .bytes = c->bytes};
+    sum.args.accumulate = (qe_args_accumulate){.from = c->a, .to = c->c, .count = c->bytes / sizeof(float)};
+    QE_TRY(ceiling_row(c, NULL, &copy, LARGE_TURNS, &seconds, error_out));
+    out->copy_bytes = 2.0 * LARGE_TURNS * (double)c->bytes / seconds;
+    QE_TRY(ceiling_row(c, NULL, &sum, LARGE_TURNS, &seconds, error_out));
+    out->sum_bytes = 3.0 * LARGE_TURNS * (double)c->bytes / seconds;
+    return QE_OK;
+}
+
+/* While a product goes ahead the host submits the small ones, so its pace does not count. */
+static qe_status ceiling_launch(ceiling *c, const qe_op *product, qe_bench_ceilings *out, qe_error *error_out) {
+    double without, with;
+    qe_op small = {.kind = QE_OP_ACCUMULATE};
+    small.args.accumulate = (qe_args_accumulate){.from = c->a, .to = c->c, .count = SMALL_VALUES};
+    QE_TRY(ceiling_row(c, product, &small, 0, &without, error_out));
+    QE_TRY(ceiling_row(c, product, &small, SMALL_TURNS, &with, error_out));
+    out->launch_s = with > without ? (with - without) / SMALL_TURNS : 0.0;
     return QE_OK;
 }
 
@@ -230,17 +258,15 @@ static qe_status ceiling_rates(ceiling *c, uint32_t side, qe_bench_ceilings *out
     qe_qtensor operand = {.rows = side, .columns = side, .codes = c->a,
                           .format = (uint8_t)(codes ? QE_FORMAT_E4M3 : QE_FORMAT_FP32),
                           .scale_inv = codes ? c->scale : NULL};
-    qe_op product = {.kind = QE_OP_LINEAR}, copy = {.kind = QE_OP_COPY};
+    qe_op product = {.kind = QE_OP_LINEAR};
     product.args.linear = (qe_args_linear){.x = operand, .w = operand, .y = c->c, .rows = side, .in = side,
                                            .out = side, .accumulation = QE_ACCUMULATE_FAST};
     product.args.linear.w.codes = c->b;
-    copy.args.copy = (qe_args_copy){.from = c->a, .to = c->c, .bytes = c->bytes};
     double seconds;
-    QE_TRY(ceiling_time(c, &product, &seconds, error_out));
-    out->product_flops = 2.0 * side * side * side / seconds;
-    QE_TRY(ceiling_time(c, &copy, &seconds, error_out));
-    out->copy_bytes = 2.0 * (double)c->bytes / seconds;
-    return QE_OK;
+    QE_TRY(ceiling_row(c, NULL, &product, LARGE_TURNS, &seconds, error_out));
+    out->product_flops = LARGE_TURNS * 2.0 * side * side * side / seconds;
+    QE_TRY(ceiling_launch(c, &product, out, error_out));
+    return ceiling_movements(c, out, error_out);
 }
 
 qe_status qe_bench_run_ceilings(qe_device_kind device, qe_bench_ceilings *ceilings_out, qe_error *error_out) {

@@ -15,8 +15,9 @@ typedef struct row {
     qe_bench_spread ratio;             /* copy over direct */
     uint64_t copies[WAYS];             /* of a step, counted as they were submitted */
     uint64_t linear_copies;            /* of them gradients of quantized linears */
-    double extra_bytes;                /* that the copies of a step read and write */
-    double saved_ms, predicted_ms;
+    double moved_bytes, summed_bytes;  /* that the copies of a step read and write: moves, and additions */
+    uint64_t launches;                 /* of them */
+    double saved_ms, bytes_ms, launches_ms; /* measured; what bytes over bandwidth tell, and the launches beside them */
     char hash[WAYS][QE_STATE_HASH_BYTES];
     char backend[176];
 } row;
@@ -33,7 +34,8 @@ typedef struct bench {
 } bench;
 
 /* What copies read and write, from the plan: a move reads and writes the gradient once, an addition reads what is there
- * too. That a product which sets does not read the gradient is not counted: it would read behind its arithmetic. */
+ * too; and how many ops that are. That a product which sets does not read the gradient is not counted: it would read
+ * behind its arithmetic. */
 static void count_planned(row *r, const qe_plan *plan) {
     for (uint32_t rank = 0; rank < plan->ranks; rank++)
         for (uint32_t u = 0; u < plan->rank[rank].unit_count; u++) {
@@ -41,7 +43,10 @@ static void count_planned(row *r, const qe_plan *plan) {
             if (unit->kind != QE_UNIT_GRAD_OUT && unit->kind != QE_UNIT_GRAD_IN) continue;
             const qe_weight_info *info = plan->model_ops->weight(plan->model, unit->weight);
             int adds = !unit->set && qe_plan_adds_apart(plan, unit->weight);
-            r->extra_bytes += (adds ? 3.0 : 2.0) * sizeof(float) * info->rows * info->columns;
+            double values_bytes = (double)sizeof(float) * info->rows * info->columns;
+            if (adds) r->summed_bytes += 3.0 * values_bytes;
+            else r->moved_bytes += 2.0 * values_bytes;
+            r->launches++;
             r->linear_copies += unit->kind == QE_UNIT_GRAD_OUT && info->scaled;
         }
 }
@@ -99,7 +104,8 @@ static void take_figures(bench *b) {
     r->ratio.low = ratios[b->pairs / 4];
     r->ratio.high = ratios[b->pairs - 1 - b->pairs / 4];
     r->saved_ms = r->step_ms[COPY] - r->step_ms[DIRECT];
-    r->predicted_ms = 1e3 * r->extra_bytes / b->ceilings.copy_bytes;
+    r->bytes_ms = 1e3 * (r->moved_bytes / b->ceilings.copy_bytes + r->summed_bytes / b->ceilings.sum_bytes);
+    r->launches_ms = 1e3 * (double)r->launches * b->ceilings.launch_s;
     b->differs |= strcmp(r->hash[DIRECT], r->hash[COPY]) != 0;
 }
 
@@ -130,9 +136,12 @@ static json_t *row_json(const bench *b) {
     json_object_set_new(document, "direct_copies", json_integer((json_int_t)r->copies[DIRECT]));
     json_object_set_new(document, "copy_copies", json_integer((json_int_t)r->copies[COPY]));
     json_object_set_new(document, "copy_linear_copies", json_integer((json_int_t)r->linear_copies));
-    json_object_set_new(document, "copy_bytes", json_real(r->extra_bytes));
+    json_object_set_new(document, "copy_bytes", json_real(r->moved_bytes + r->summed_bytes));
+    json_object_set_new(document, "copy_launches", json_integer((json_int_t)r->launches));
     json_object_set_new(document, "saved_ms", json_real(r->saved_ms));
-    json_object_set_new(document, "predicted_ms", json_real(r->predicted_ms));
+    json_object_set_new(document, "bytes_ms", json_real(r->bytes_ms));
+    json_object_set_new(document, "launches_ms", json_real(r->launches_ms));
+    json_object_set_new(document, "predicted_ms", json_real(r->bytes_ms + r->launches_ms));
     json_object_set_new(document, "direct_state_hash", json_string(r->hash[DIRECT]));
     json_object_set_new(document, "copy_state_hash", json_string(r->hash[COPY]));
     json_object_set_new(document, "same_bits", json_boolean(strcmp(r->hash[DIRECT], r->hash[COPY]) == 0));
@@ -150,8 +159,9 @@ static void print_row(const bench *b) {
     printf("  gradient copies direct %9llu      copy %9llu      of them of quantized linears %llu\n",
            (unsigned long long)r->copies[DIRECT], (unsigned long long)r->copies[COPY],
            (unsigned long long)r->linear_copies);
-    printf("  saved           %9.3f ms; %.3f GB more at %.3f TB/s would take %.3f ms (ratio %.2f)\n", r->saved_ms,
-           1e-9 * r->extra_bytes, 1e-12 * b->ceilings.copy_bytes, r->predicted_ms, r->saved_ms / r->predicted_ms);
+    printf("  saved           %9.3f ms; %.3f GB more take %.3f ms, %llu launches %.3f ms: %.3f ms (ratio %.2f)\n",
+           r->saved_ms, 1e-9 * (r->moved_bytes + r->summed_bytes), r->bytes_ms, (unsigned long long)r->launches,
+           r->launches_ms, r->bytes_ms + r->launches_ms, r->saved_ms / (r->bytes_ms + r->launches_ms));
     printf("  state           direct %s\n                  copy   %s\n", r->hash[DIRECT], r->hash[COPY]);
 }
 
@@ -160,20 +170,23 @@ static int head_count(uint32_t hidden) {
     return (int)(heads == 0 ? 1 : heads);
 }
 
-/* "reference", or hHIDDEN-tTOKENS: 4 layers over 4 ranks under zbh1, 8 microbatches of so many tokens. */
+/* "reference", or hHIDDEN-tTOKENS: 4 layers over 4 ranks under zbh1, 8 microbatches of so many tokens; with -alone
+ * behind it one rank under 1f1b, whose copies run beside nothing. */
 static int shape_of(const char *name, qe_bench_shape *shape_out) {
     static const qe_bench_shape reference = {"reference", 3, 64, 96, 4, 2, 256, 32, 1, "1f1b", 1, 8};
     unsigned hidden, tokens;
-    char more;
+    char more[SHAPE_NAME_BYTES];
     if (strcmp(name, reference.name) == 0) {
         *shape_out = reference;
         return 1;
     }
-    if (sscanf(name, "h%u-t%u%c", &hidden, &tokens, &more) != 2 || hidden == 0 || tokens == 0) return 0;
+    int words = sscanf(name, "h%u-t%u%47s", &hidden, &tokens, more), alone = words == 3 && strcmp(more, "-alone") == 0;
+    if (words != 2 + alone || hidden == 0 || tokens == 0) return 0;
     uint32_t windows = tokens % 1024 == 0 ? tokens / 1024 : 1;
     *shape_out = (qe_bench_shape){.name = name, .layers = 4, .hidden = hidden, .ffn = 4 * hidden, .vocab = 256,
-                                  .sequence = tokens / windows, .sequences = windows, .schedule = "zbh1", .ranks = 4,
-                                  .microbatches = 8};
+                                  .sequence = tokens / windows, .sequences = windows, .microbatches = 8};
+    shape_out->schedule = alone ? "1f1b" : "zbh1";
+    shape_out->ranks = alone ? 1 : 4;
     shape_out->heads = shape_out->kv_heads = (uint32_t)head_count(hidden);
     return 1;
 }
@@ -203,8 +216,16 @@ static int run_shapes(bench *b) {
         status = run_shape(b, b->cli->arguments[i]);
     if (status == QE_EXIT_OK && b->differs) status = QE_EXIT_DIFFERS;
     int told = status == QE_EXIT_OK || status == QE_EXIT_DIFFERS;
-    if (!b->cli->json || !told) return status;
-    return qe_cli_json(json_pack("{s:f, s:O}", "copy_bytes_per_s", b->ceilings.copy_bytes, "rows", b->list), status);
+    if (!told) return status;
+    if (!b->cli->json) {
+        printf("rates: a large copy %.3f TB/s, a large addition %.3f TB/s; a launch that moves nothing %.2f us\n",
+               1e-12 * b->ceilings.copy_bytes, 1e-12 * b->ceilings.sum_bytes, 1e6 * b->ceilings.launch_s);
+        return status;
+    }
+    return qe_cli_json(json_pack("{s:f, s:f, s:f, s:O}", "copy_bytes_per_s", b->ceilings.copy_bytes,
+                                 "sum_bytes_per_s", b->ceilings.sum_bytes, "launch_s", b->ceilings.launch_s, "rows",
+                                 b->list),
+                       status);
 }
 
 static int run_bench_placement(qe_cli *cli) {
@@ -244,12 +265,13 @@ const qe_command qe_command_bench_placement = {
         "Two runs from the same random weights take turns (ranks that share a GPU: one run after the other): one\n"
         "accumulates every weight gradient where it lives, the other in memory that belongs to its graph, from which\n"
         "it goes on behind every microbatch (docs/placement.md). Prints both step times, how many gradients were\n"
-        "copied in a step, the bytes that this moved and what they would take at the rate of a large copy timed in\n"
-        "the same run, and the state's hash of both: other bits are exit status 4.\n"
+        "copied in a step, the bytes that this moved and what they take at the rate of a large copy and a large\n"
+        "addition timed in the same run, what launches that move nothing take, and the state's hash of both: other\n"
+        "bits are exit status 4.\n"
         "\n"
         "Shapes: hHIDDEN-tTOKENS, e.g. h2048-t1024 (the default on cuda): 4 layers over 4 ranks of one process,\n"
-        "ffn 4 hidden, zbh1, 8 microbatches of so many tokens; reference (the host's default): 3 layers, one rank,\n"
-        "8 microbatches.\n"
+        "ffn 4 hidden, zbh1, 8 microbatches of so many tokens; with -alone behind it one rank under 1f1b, whose\n"
+        "copies run beside nothing; reference (the host's default): 3 layers, one rank, 8 microbatches.\n"
         "\n"
         "Examples:\n"
         "  qeffect bench placement\n"

@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <jansson.h>
+#include "base/assert.h"
 #include "cli/bench_run.h"
+#include "cli/session_peak.h"
 
 static const qe_bench_shape shapes[] = {
     {"1.1b", 22, 2048, 5632, 32, 4, 32000, 2048, 1, "1f1b", 1, 8},
@@ -21,6 +23,7 @@ typedef struct figures {
     uint64_t graph_bytes;
     qe_memory_ledger foretold, taken; /* of the rank that takes most */
     uint64_t all_foretold_bytes, all_taken_bytes, used_bytes; /* of all ranks; of the device, as it says */
+    qe_session_peak peak; /* of the rank that keeps most */
 } figures;
 
 typedef struct bench {
@@ -87,6 +90,15 @@ static void take_memory(figures *f, const qe_session *session) {
     f->used_bytes = session->used_bytes;
 }
 
+static qe_status take_peak(figures *f, const qe_session *session, qe_error *error) {
+    for (uint32_t rank = 0; rank < session->schedule.ranks; rank++) {
+        qe_session_peak peak;
+        QE_TRY(qe_session_peak_of(session->train, &session->schedule, rank, &peak, error));
+        if (rank == 0 || peak.live_bytes > f->peak.live_bytes) f->peak = peak;
+    }
+    return QE_OK;
+}
+
 static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *error) {
     qe_settings settings = b->settings;
     settings.train.mode = how == EAGER ? QE_TRAIN_EAGER : QE_TRAIN_CAPTURED;
@@ -96,6 +108,7 @@ static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *err
     if (status == QE_OK) {
         take_figures(&b->figure[how], run);
         take_memory(&b->figure[how], &run->session);
+        status = take_peak(&b->figure[how], &run->session, error);
         describe(b, &run->session);
     }
     qe_bench_run_close(run);
@@ -133,6 +146,9 @@ static json_t *way_json(const bench *b, way how) {
     json_object_set_new(fields, "taken", qe_cli_memory_json(&f->taken));
     json_object_set_new(fields, "all_foretold_bytes", json_integer((json_int_t)f->all_foretold_bytes));
     json_object_set_new(fields, "all_taken_bytes", json_integer((json_int_t)f->all_taken_bytes));
+    json_object_set_new(fields, "peak_activation_bytes", json_integer((json_int_t)f->peak.live_bytes));
+    json_object_set_new(fields, "simulated_activation_bytes", json_integer((json_int_t)f->peak.simulated_bytes));
+    json_object_set_new(fields, "placed_activation_bytes", json_integer((json_int_t)f->peak.placed_bytes));
     json_object_set_new(fields, "device_used_bytes",
                         f->used_bytes > 0 ? json_integer((json_int_t)f->used_bytes) : json_null());
     return fields;
@@ -162,7 +178,9 @@ static void print_memory(const figures *f) {
     if (f->used_bytes > 0)
         printf(", %.1f MiB less free on the device (%.4f of what was foretold)", (double)f->used_bytes / (1 << 20),
                (double)f->used_bytes / (double)f->all_foretold_bytes);
-    putchar('\n');
+    printf("\n         peak activation of a rank: %llu bytes, simulated %llu, placed in %llu\n",
+           (unsigned long long)f->peak.live_bytes, (unsigned long long)f->peak.simulated_bytes,
+           (unsigned long long)f->peak.placed_bytes);
 }
 
 static int report(const bench *b) {

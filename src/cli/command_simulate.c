@@ -46,7 +46,7 @@ static int read_rules(simulate *s) {
     if (release < 0 || sync < 0 || gradient < 0) return QE_EXIT_USAGE;
     s->request.release = release ? QE_RELEASE_OP : QE_RELEASE_PAIR;
     s->request.sync = sync ? QE_SYNC_NONE : QE_SYNC_ALL;
-    s->request.gradient_early = gradient;
+    s->request.gradient_early = s->request.backward_splits = gradient;
     return QE_EXIT_OK;
 }
 
@@ -102,7 +102,7 @@ static int read_measured(simulate *s) {
     if (against != NULL) return qe_cli_usage(s->cli, "--%s does not go with --measured", against);
     s->steps = (uint32_t)steps;
     s->request.release = QE_RELEASE_OP;
-    s->request.gradient_early = 1;
+    s->request.gradient_early = s->request.backward_splits = 1;
     return check_measurable(s);
 }
 
@@ -359,7 +359,7 @@ static const qe_cli_option OPTIONS[] = {
     {"bandwidth", 0, "RATE", "bytes per unit of time between two ranks, each way", 0},
     {"release", 0, "pair|op", "halves of a pair send at its end (default), or each at its own", 0},
     {"pair", 0, "X", "time of a pair / time of its halves (default 1)", 0},
-    {"gradient", 0, "end|early", "a B sends at its end (default), or behind its I", 0},
+    {"gradient", 0, "end|early", "a B sends at its end (default), or as an I and a W would", 0},
     {"sync", 0, "all|none", "optimizers wait for all ranks (default), or for none", 0},
     {"optimizer", 0, "T", "time of a rank's optimizer (default 0)", 0},
     {"meet", 0, "T", "from the last action to the optimizers (default 0)", 0},

@@ -36,12 +36,13 @@ typedef enum qe_sharing { QE_SHARING_NONE, QE_SHARING_KIND, QE_SHARING_ALL, QE_S
 typedef struct qe_region_state {
     uint32_t generation; /* the last one */
     uint8_t live;
+    uint8_t deferred; /* free one release later, so that a send overlaps the next result */
 } qe_region_state;
 
 /* One pool while slots are handed out in program order. */
 typedef struct qe_pool_state {
     uint32_t *slot_of; /* [microbatches] slot index of a live microbatch */
-    uint32_t deferred; /* outgoing pools: freed one release later, so that a send overlaps the next result */
+    uint32_t deferred; /* outgoing pools: the region that was released last; QE_NONE */
 } qe_pool_state;
 
 typedef struct qe_build {
@@ -53,6 +54,7 @@ typedef struct qe_build {
     qe_region_state *region_states; /* parallel to out->regions */
     uint32_t region_state_capacity;
     qe_sharing sharing;
+    uint64_t live_bytes; /* of slots I, X and Y now */
     qe_edge edges[QE_STREAMS_MAX];
     uint32_t edge_count;
     qe_draft *drafts;
@@ -66,6 +68,7 @@ typedef struct qe_build {
     uint32_t current_unit;
     uint8_t *tallied; /* [words] deposited by the unit that is being lowered */
     int unbounded_sends; /* every message has a slot of its own */
+    int shares_boundary; /* slots of transfers may lie where those of the rank's other stages lay */
     uint32_t take_begin, commit_begin, exit_begin; /* draft indices */
     qe_error *error;
 } qe_build;

@@ -87,13 +87,17 @@ static qe_status rank_parts(qe_build *build) {
     return qe_build_program(build);
 }
 
-static qe_status rank_build(const qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
+/* How transfers are given memory. Each way is less likely to let streams wait for each other in a circle. */
+typedef enum transfers { SHARED, APART, UNBOUNDED, TRANSFERS } transfers;
+
+static qe_status rank_build(const qe_plan *plan, const qe_schedule *schedule, uint32_t rank, transfers how,
                             qe_sharing sharing, qe_rank_plan *out, qe_error *error_out) {
     qe_build build = {.plan = plan,
                       .schedule = schedule,
                       .rank = rank,
                       .out = out,
-                      .unbounded_sends = unbounded_sends,
+                      .unbounded_sends = how == UNBOUNDED,
+                      .shares_boundary = how == SHARED,
                       .sharing = sharing,
                       .error = error_out};
     qe_program_init(&build.out->program);
@@ -123,14 +127,14 @@ static int holds_one_stage(const qe_plan *plan, uint32_t rank) {
 /* Slots are handed out in program order, without looking ahead, so memory that is shared more may be more memory: a
  * small slot may have taken what a large one needs next. The least of all ways is taken, and sharing only where it is
  * worth the graphs that it may cost. */
-static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, int unbounded_sends,
+static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_t rank, transfers how,
                              qe_error *error_out) {
     qe_rank_plan *best = &plan->rank[rank];
-    QE_TRY(rank_build(plan, schedule, rank, unbounded_sends, QE_SHARING_NONE, best, error_out));
+    QE_TRY(rank_build(plan, schedule, rank, how, QE_SHARING_NONE, best, error_out));
     for (int sharing = QE_SHARING_NONE + 1; plan->options.share_slots && sharing < QE_SHARINGS; sharing++) {
         qe_rank_plan other = {0};
         if (sharing == QE_SHARING_KIND && holds_one_stage(plan, rank)) continue; /* the same as none */
-        qe_status status = rank_build(plan, schedule, rank, unbounded_sends, (qe_sharing)sharing, &other, error_out);
+        qe_status status = rank_build(plan, schedule, rank, how, (qe_sharing)sharing, &other, error_out);
         int better = status == QE_OK && other.slot_bytes < best->slot_bytes - best->slot_bytes / SHARING_WORTH;
         rank_plan_deinit(better ? best : &other);
         if (better) *best = other;
@@ -139,10 +143,10 @@ static qe_status rank_create(qe_plan *plan, const qe_schedule *schedule, uint32_
     return QE_OK;
 }
 
-static qe_status ranks_create(qe_plan *plan, const qe_schedule *schedule, int unbounded_sends, qe_error *error_out) {
+static qe_status ranks_create(qe_plan *plan, const qe_schedule *schedule, transfers how, qe_error *error_out) {
     for (uint32_t rank = 0; rank < plan->ranks; rank++) {
         rank_plan_deinit(&plan->rank[rank]);
-        QE_TRY(rank_create(plan, schedule, rank, unbounded_sends, error_out));
+        QE_TRY(rank_create(plan, schedule, rank, how, error_out));
     }
     return qe_plan_deadlock_check(plan, error_out);
 }
@@ -177,9 +181,9 @@ static qe_status plan_fill(qe_plan *plan, const qe_schedule *schedule, qe_violat
     if (plan->rank == NULL || plan->stage_rank == NULL)
         return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a plan of %u ranks", plan->ranks);
     memcpy(plan->stage_rank, schedule->stage_rank, plan->stages * sizeof *plan->stage_rank);
-    qe_status status = ranks_create(plan, schedule, 0, error_out);
-    if (status == QE_CONTRACT)
-        status = ranks_create(plan, schedule, 1, error_out); /* two outgoing slots were too few */
+    qe_status status = QE_CONTRACT;
+    for (int how = plan->options.share_slots ? SHARED : APART; status == QE_CONTRACT && how < TRANSFERS; how++)
+        status = ranks_create(plan, schedule, (transfers)how, error_out);
     QE_TRY(status);
     return certify(plan, violations_out, error_out);
 }

@@ -1,7 +1,7 @@
 /* plan_slots.c - hands out slots in program order. A pool grows to the peak of live microbatches and no further. What
  * lives and dies on the compute stream (slots I, X, Y) may lie where a slot of another kind or stage lay before: the
- * order of the program is the order of that stream. Slots of transfers keep to their own memory: sharing it would make
- * one transfer wait for another. */
+ * order of the program is the order of that stream. Slots of transfers share among the stages of a rank, kind by kind:
+ * one that came free before a transfer was posted makes it wait for no more than a slot of its own stage would. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,11 +31,9 @@ static qe_status pool_init(qe_build *build, uint32_t stage, qe_slot_kind kind) {
     qe_pool_state *state = &build->pool_states[index];
     *pool = (qe_pool){.stage = (uint16_t)stage, .kind = (uint8_t)kind};
     pool->slot_bytes = plan->model_ops->slot_bytes(plan->model, stage, plan->stages, kind) + QE_ALIGN_BYTES;
-    pool->objects = calloc(plan->microbatches, sizeof *pool->objects);
-    pool->regions = calloc(plan->microbatches, sizeof *pool->regions);
     state->slot_of = malloc(plan->microbatches * sizeof *state->slot_of);
     build->out->pool_count++;
-    if (pool->objects == NULL || pool->regions == NULL || state->slot_of == NULL)
+    if (state->slot_of == NULL)
         return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches",
                             "no memory for a slot pool of %u microbatches", plan->microbatches);
     memset(state->slot_of, 0xff, plan->microbatches * sizeof *state->slot_of);
@@ -66,26 +64,30 @@ static uint32_t pool_index(const qe_build *build, const qe_unit *unit, qe_slot_k
     return pool == NULL ? QE_NONE : (uint32_t)(pool - build->out->pools);
 }
 
-static int is_outgoing(const qe_pool *pool) {
-    return pool->kind == QE_SLOT_OUT_F || pool->kind == QE_SLOT_OUT_B;
-}
-
-static uint32_t free_slot(const qe_build *build, uint32_t index) {
-    const qe_pool *pool = &build->out->pools[index];
-    const qe_pool_state *state = &build->pool_states[index];
-    int fresh = !build->plan->options.reuse_slots || (build->unbounded_sends && is_outgoing(pool));
-    for (uint32_t slot = 0; !fresh && slot < pool->count; slot++)
-        if (!build->region_states[pool->regions[slot]].live && slot != state->deferred) return slot;
-    return pool->count;
-}
-
 static int on_compute(uint8_t kind) {
     return kind == QE_SLOT_I || kind == QE_SLOT_X || kind == QE_SLOT_Y;
 }
 
+static int is_outgoing(const qe_pool *pool) {
+    return pool->kind == QE_SLOT_OUT_F || pool->kind == QE_SLOT_OUT_B;
+}
+
+static int is_free(const qe_build *build, uint32_t region) {
+    return !build->region_states[region].live && !build->region_states[region].deferred;
+}
+
+static uint32_t free_slot(const qe_build *build, uint32_t index) {
+    const qe_pool *pool = &build->out->pools[index];
+    int fresh = !build->plan->options.reuse_slots || (build->unbounded_sends && is_outgoing(pool));
+    for (uint32_t slot = 0; !fresh && slot < pool->count; slot++)
+        if (is_free(build, pool->regions[slot])) return slot;
+    return pool->count;
+}
+
 static int may_share(const qe_build *build, const qe_pool *pool, const qe_region *region) {
     if (build->sharing == QE_SHARING_NONE || !build->plan->options.reuse_slots) return 0;
-    if (!on_compute(pool->kind) || !on_compute(region->kind)) return 0;
+    if (!on_compute(pool->kind)) return build->shares_boundary && pool->kind == region->kind;
+    if (!on_compute(region->kind)) return 0;
     return build->sharing == QE_SHARING_ALL || pool->kind == region->kind;
 }
 
@@ -94,8 +96,7 @@ static uint32_t idle_region(const qe_build *build, const qe_pool *pool) {
     uint32_t best = QE_NONE;
     for (uint32_t r = 0; r < build->out->region_count; r++) {
         const qe_region *region = &build->out->regions[r];
-        if (build->region_states[r].live || region->bytes < pool->slot_bytes || !may_share(build, pool, region))
-            continue;
+        if (!is_free(build, r) || region->bytes < pool->slot_bytes || !may_share(build, pool, region)) continue;
         if (best == QE_NONE || region->bytes < build->out->regions[best].bytes) best = r;
     }
     return best;
@@ -118,14 +119,31 @@ static qe_status add_region(qe_build *build, const qe_pool *pool, uint32_t *inde
     return QE_OK;
 }
 
+/* Room for one more slot: there may be more than microbatches, where others lie in them meanwhile. */
+static int grow_pool(qe_pool *pool) {
+    uint32_t *objects = realloc(pool->objects, (pool->count + 1u) * sizeof *objects);
+    if (objects != NULL) pool->objects = objects;
+    uint32_t *regions = realloc(pool->regions, (pool->count + 1u) * sizeof *regions);
+    if (regions != NULL) pool->regions = regions;
+    return objects != NULL && regions != NULL;
+}
+
 static qe_status add_slot(qe_build *build, uint32_t index) {
     qe_pool *pool = &build->out->pools[index];
-    QE_ASSERT(pool->count < build->plan->microbatches);
     uint32_t region = idle_region(build, pool);
+    if (!grow_pool(pool))
+        return qe_error_set(build->error, QE_ERROR_MEMORY, "use fewer microbatches", "no memory for %u slots of a pool",
+                            pool->count + 1);
     if (region == QE_NONE) QE_TRY(add_region(build, pool, &region));
     pool->regions[pool->count] = region;
     pool->objects[pool->count++] = build->out->regions[region].object;
     return QE_OK;
+}
+
+static void count_live(qe_build *build, const qe_pool *pool, int begins) {
+    if (!on_compute(pool->kind)) return;
+    build->live_bytes = begins ? build->live_bytes + pool->slot_bytes : build->live_bytes - pool->slot_bytes;
+    if (build->live_bytes > build->out->live_bytes) build->out->live_bytes = build->live_bytes;
 }
 
 qe_status qe_build_acquire(qe_build *build, qe_unit *unit, qe_slot_kind kind) {
@@ -139,6 +157,7 @@ qe_status qe_build_acquire(qe_build *build, qe_unit *unit, qe_slot_kind kind) {
     QE_ASSERT(state->slot_of[unit->microbatch] == QE_NONE);
     region->live = 1;
     region->generation++;
+    count_live(build, &build->out->pools[index], 1);
     state->slot_of[unit->microbatch] = slot;
     qe_build_attach(build, unit, kind);
     return QE_OK;
@@ -154,6 +173,12 @@ void qe_build_attach(qe_build *build, qe_unit *unit, qe_slot_kind kind) {
     unit->generation[kind] = build->region_states[build->out->pools[index].regions[slot]].generation;
 }
 
+static void defer(qe_build *build, qe_pool_state *state, uint32_t region) {
+    if (state->deferred != QE_NONE) build->region_states[state->deferred].deferred = 0;
+    build->region_states[region].deferred = 1;
+    state->deferred = region;
+}
+
 void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
     uint32_t index = pool_index(build, unit, kind);
     if (index == QE_NONE) return;
@@ -161,8 +186,9 @@ void qe_build_release(qe_build *build, const qe_unit *unit, qe_slot_kind kind) {
     uint32_t slot = state->slot_of[unit->microbatch];
     QE_ASSERT(slot != QE_NONE);
     build->region_states[build->out->pools[index].regions[slot]].live = 0;
+    count_live(build, &build->out->pools[index], 0);
     state->slot_of[unit->microbatch] = QE_NONE;
-    if (is_outgoing(&build->out->pools[index])) state->deferred = slot;
+    if (is_outgoing(&build->out->pools[index])) defer(build, state, build->out->pools[index].regions[slot]);
 }
 
 qe_status qe_build_slot_effect(qe_build *build, const qe_unit *unit, qe_slot_kind kind, qe_effect_kind effect_kind,

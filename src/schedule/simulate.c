@@ -259,14 +259,15 @@ static void note_peak(const rank_state *rank, qe_simulated_rank *result) {
 static void follow_memory(const runner *run, rank_state *rank, qe_simulated_rank *result, const qe_action *action) {
     const qe_stage_cost *cost = state_of(run, action->stage, action->microbatch)->cost;
     int kind = action->kind, last = kind == QE_ACTION_W || kind == QE_ACTION_B;
+    int splits = kind == QE_ACTION_B && run->request->backward_splits;
     if (kind == QE_ACTION_F) {
         take_up(rank, cost, QE_KEEP_I);
         take_up(rank, cost, QE_KEEP_X);
     }
-    if (kind == QE_ACTION_I) take_up(rank, cost, QE_KEEP_W);
+    if (kind == QE_ACTION_I || splits) take_up(rank, cost, QE_KEEP_W);
     note_peak(rank, result);
     if (kind == QE_ACTION_I || kind == QE_ACTION_B || !run->training) give_back(rank, cost, QE_KEEP_I);
-    if (kind == QE_ACTION_W) give_back(rank, cost, QE_KEEP_W);
+    if (kind == QE_ACTION_W || splits) give_back(rank, cost, QE_KEEP_W);
     if (last || !run->training) give_back(rank, cost, QE_KEEP_X);
 }
 

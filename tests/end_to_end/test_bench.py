@@ -125,6 +125,8 @@ class Step(Case):
                      "graphs_bytes": 0}
             self.assertEqual(row["foretold"], taken)
             self.assertLessEqual(row["fastest_ms"], row["step_ms"])
+            self.assertEqual(row["peak_activation_bytes"], row["simulated_activation_bytes"])
+            self.assertGreaterEqual(row["placed_activation_bytes"], row["peak_activation_bytes"])
             self.assertTrue(all(math.isfinite(figure) for figure in row.values() if isinstance(figure, float)))
         parameters = told["parameters"] - told["embedding_parameters"]
         attention = 6 * 3 * 256 * 32 * 64

@@ -37,6 +37,9 @@ qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream);
 /* Decodes what was retained with 128x1 blocks into bf16 values [rows, columns] (exact: scales are powers of two). */
 qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cudaStream_t stream);
 
+/* Both addresses are of this device. */
+qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
+
 /* A range that is copied within the device; both addresses are multiples of 16. */
 typedef struct qe_keep_piece {
     const void *from;

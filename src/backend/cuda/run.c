@@ -3,8 +3,22 @@
 #include "backend/cuda/device.h"
 #include "base/assert.h"
 
+/* Asking costs a fraction of a launch. */
+static int is_of_device(const void *address) {
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, address) == cudaSuccess) return attributes.type == cudaMemoryTypeDevice;
+    (void)cudaGetLastError();
+    return 0;
+}
+
+static int is_within_device(const qe_args_copy *args) {
+    return is_of_device(args->from) && is_of_device(args->to);
+}
+
 static qe_status copy_queue(const qe_args_copy *args, cudaStream_t stream) {
     if (args->bytes == 0) return QE_OK;
+    if (is_within_device(args))
+        return qe_cuda_copy(args->from, args->to, args->bytes, stream);
     return cudaMemcpyAsync(args->to, args->from, args->bytes, cudaMemcpyDefault, stream) == cudaSuccess
                ? QE_OK
                : QE_ERROR_DEVICE;
@@ -91,9 +105,11 @@ static qe_status attention_prepare(qe_device *device, const qe_op *op, qe_error 
     return after == before ? QE_OK : choice_tell(device, &choices[after - 1], error_out);
 }
 
-/* Everything of an op but where its bytes lie: ops that are alike run the same kernels. */
+/* Everything of an op but where its bytes lie: ops that are alike run the same kernels. A copy runs one only within the
+ * device. */
 static uint64_t likeness(const qe_op *op) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)op->kind; /* FNV-1a, by words */
+    if (op->kind == QE_OP_COPY && is_within_device(&op->args.copy)) hash++;
     for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++) {
         uint64_t word = op->args.raw[i];
         if (qe_op_is_address(op->kind, i * (uint32_t)sizeof word)) word = word != 0;

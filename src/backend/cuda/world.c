@@ -122,10 +122,6 @@ static qe_status world_channel_open(qe_world *world, uint32_t from_rank, uint32_
     return status;
 }
 
-static qe_status copy(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
-    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
-}
-
 /* Gives, takes and copies once: all kernels are loaded now, not while a rank waits for a message. */
 static qe_status flags_load(const qe_channel *channel, qe_error *error_out) {
     cudaStream_t stream = NULL;
@@ -134,7 +130,8 @@ static qe_status flags_load(const qe_channel *channel, qe_error *error_out) {
     if (status == QE_OK) status = qe_cuda_flag_take(&channel->words[WORD_FULL], channel->world->aborted, stream);
     void *other = NULL;
     cudaError_t code = cudaMalloc(&other, channel->mailbox_bytes);
-    if (code == cudaSuccess && status == QE_OK) status = copy(channel->mailbox, other, channel->mailbox_bytes, stream);
+    if (code == cudaSuccess && status == QE_OK)
+        status = qe_cuda_copy(other, channel->mailbox, channel->mailbox_bytes, stream);
     if (code == cudaSuccess) code = cudaStreamSynchronize(stream);
     (void)cudaFree(other);
     (void)cudaStreamDestroy(stream);
@@ -164,7 +161,8 @@ qe_status qe_cuda_channel_queue(qe_channel *channel, qe_op_kind kind, void *at, 
     int sends = kind == QE_OP_SEND;
     *aborted_out = channel->world->aborted;
     QE_TRY(qe_cuda_flag_take(&channel->words[sends ? WORD_FREE : WORD_FULL], channel->world->aborted, stream));
-    QE_TRY(copy(sends ? channel->mailbox : at, sends ? at : channel->mailbox, bytes, stream));
+    void *from = sends ? at : channel->mailbox, *to = sends ? channel->mailbox : at;
+    QE_TRY(qe_cuda_copy(from, to, bytes, stream));
     return qe_cuda_flag_give(&channel->words[sends ? WORD_FULL : WORD_FREE], stream);
 }
 
