@@ -96,11 +96,18 @@ check-crash: build
 	@echo "check-crash: all cases"
 	@ninja -C build check-crash
 
+# The whole sweep is shared out among as many runs as there are processors; a sample (FAULTS_EVERY=7) is one run.
 FAULTS_EVERY ?= 1
+FAULTS_JOBS ?= $(shell nproc)
 check-faults: build
-	@echo "check-faults: every call that can fail (each $(FAULTS_EVERY)th of them)"
 	@ninja -C build check_faults
+ifeq ($(FAULTS_EVERY),1)
+	@echo "check-faults: every call that can fail, in $(FAULTS_JOBS) runs side by side"
+	@sh tests/faults/sweep.sh build/tests/check_faults $(FAULTS_JOBS) build
+else
+	@echo "check-faults: each $(FAULTS_EVERY)th call that can fail"
 	@build/tests/check_faults --every $(FAULTS_EVERY)
+endif
 
 .PHONY: check-analysis check-model
 check-analysis:

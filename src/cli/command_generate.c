@@ -152,7 +152,8 @@ static int generate(qe_cli *cli, qe_session *session, sampler *s, const char *pr
     if (text == NULL || logits == NULL) {
         free(text);
         free(logits);
-        return qe_cli_usage(cli, "--tokens: no memory for %zu tokens", count);
+        (void)qe_error_set(&error, QE_ERROR_MEMORY, "ask for fewer (--tokens)", "no memory for %zu tokens", count);
+        return qe_cli_error(cli, &error);
     }
     for (size_t i = 0; i < given; i++) text[i] = (unsigned char)prompt[i];
     if (!cli->json) fputs(prompt, stdout);

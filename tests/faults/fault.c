@@ -106,14 +106,17 @@ static void given_back(void *block) {
     if (place != NULL) atomic_store(&place->block, 0);
 }
 
-/* The stacks of threads that are over are kept for later ones, with what the loader took for them. */
-static int is_loaders(const Dl_info *info) { return strstr(info->dli_fname, "/ld-linux") != NULL; }
+/* The stacks of threads that are over are kept for later ones, with what the loader took for them; and where OpenBLAS
+ * cannot map the region that it keeps for the life of the process, it takes a block of memory in its place. */
+static int is_for_life(const Dl_info *info) {
+    return strstr(info->dli_fname, "/ld-linux") != NULL || strstr(info->dli_fname, "/libopenblas") != NULL;
+}
 
 long fault_blocks_held(int prints) {
     long held = 0;
     for (size_t i = 0; i < PLACES; i++) {
         Dl_info info = {0};
-        if (atomic_load(&places[i].block) == 0 || dladdr(places[i].caller, &info) == 0 || is_loaders(&info)) continue;
+        if (atomic_load(&places[i].block) == 0 || dladdr(places[i].caller, &info) == 0 || is_for_life(&info)) continue;
         held++;
         if (prints)
             fprintf(stderr, "    held: taken at %s +0x%zx %s\n", info.dli_fname,

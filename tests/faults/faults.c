@@ -1,6 +1,6 @@
 /* faults.c - every call that can fail, fails: memory, threads, files, the backend, the transport; one call a run.
  *
- *   check_faults --program PATH [--every N] [--only WORD]... [--kind WORD] [--at N [--keep 1] [--inside 1]]
+ *   check_faults [--every N [--part K]] [--only WORD]... [--kind WORD] [--at N [--keep 1] [--inside 1]]
  *
  * A scene is one command of the program, run inside of this process's children. First it runs undisturbed, then with
  * its first call of a kind failing, its second, ... until a run meets no fault. After each:
@@ -46,6 +46,7 @@ typedef struct bench {
     char folder[64];
     outcome *shared;
     long every;
+    long part; /* 1 to every: that share of the calls, so that N runs side by side do all; 0: a share that wanders */
     const char *only[16], *kind;
     int only_count;
     long at; /* this case alone; 0: all */
@@ -190,6 +191,12 @@ static long case_run(bench *b, scene *s, fault_kind kind, long nth) {
     return counted;
 }
 
+/* The first call of a scene to fail; later ones follow at steps of `every`. */
+static long case_first(const bench *b, long begin_cases, long calls) {
+    if (b->part > 0) return b->part;
+    return 1 + (b->every > 1 && calls > 0 ? begin_cases * 7919 % (calls < b->every ? calls : b->every) : 0);
+}
+
 /* A run that failed early counted less than a whole one: how many there are is asked of undisturbed runs. */
 static long count_calls(const bench *b, const scene *s, fault_kind kind) {
     scene_restore(s);
@@ -199,13 +206,14 @@ static long count_calls(const bench *b, const scene *s, fault_kind kind) {
 
 static void scene_sweep(bench *b, scene *s, fault_kind kind) {
     long begin_cases = b->cases, begin_met = b->met, calls = count_calls(b, s, kind), missed = 0;
-    long first = 1 + (b->every > 1 && calls > 0 ? begin_cases * 7919 % (calls < b->every ? calls : b->every) : 0);
     if (b->at > 0) {
         case_run(b, s, kind, b->at);
         return;
     }
     /* Threads may make a run's calls a few more or less than another's: the end is where runs meet nothing. */
-    for (long nth = first; missed < 2 && calls > 0 && (b->every == 1 || nth <= calls); nth += b->every) {
+    int is_whole = b->every == 1 || b->part > 0;
+    for (long nth = case_first(b, begin_cases, calls); missed < 2 && calls > 0 && (is_whole || nth <= calls);
+         nth += b->every) {
         long met = b->met;
         case_run(b, s, kind, nth);
         missed = b->met == met ? missed + 1 : 0;
@@ -243,6 +251,7 @@ static void sweep_all(bench *b) {
 static void read_options(bench *b, int count, char **words) {
     for (int i = 1; i + 1 < count; i += 2) {
         if (strcmp(words[i], "--every") == 0) b->every = strtol(words[i + 1], NULL, 10);
+        if (strcmp(words[i], "--part") == 0) b->part = strtol(words[i + 1], NULL, 10);
         if (strcmp(words[i], "--only") == 0 && b->only_count < 16) b->only[b->only_count++] = words[i + 1];
         if (strcmp(words[i], "--kind") == 0) b->kind = words[i + 1];
         if (strcmp(words[i], "--keep") == 0) b->keeps = 1;

@@ -37,16 +37,24 @@ static const char *core_choose(void) {
     return NULL;
 }
 
-/* Opens the library with the chosen core, and leaves the environment as it was. */
-static void *library_open(void) {
+/* Opens the library with the chosen core, and leaves the environment as it was. Where there is no memory for a word of
+ * the environment the library is not opened: with a core of its own choice it would compute other bits, silently. */
+static qe_status library_open(void **library_out, qe_error *error_out) {
     const char *core = getenv("OPENBLAS_CORETYPE") ? NULL : core_choose();
     const int set_threads = !getenv("OPENBLAS_NUM_THREADS");
-    if (core) setenv("OPENBLAS_CORETYPE", core, 1);
-    if (set_threads) setenv("OPENBLAS_NUM_THREADS", "1", 1); /* no pool of threads is started */
-    void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+    const int is_core_set = core == NULL || setenv("OPENBLAS_CORETYPE", core, 1) == 0;
+    /* One thread: no pool of them is started. */
+    const int is_set = is_core_set && (!set_threads || setenv("OPENBLAS_NUM_THREADS", "1", 1) == 0);
+    void *library = is_set ? dlopen(library_name, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (core) unsetenv("OPENBLAS_CORETYPE");
     if (set_threads) unsetenv("OPENBLAS_NUM_THREADS");
-    return library;
+    if (!is_set)
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to tell OpenBLAS which core it runs on");
+    if (library == NULL)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "install it: apt-get install libopenblas0",
+                            "OpenBLAS cannot be loaded: %s", dlerror());
+    *library_out = library;
+    return QE_OK;
 }
 
 /* A function pointer from dlsym; C has no cast for it. */
@@ -120,10 +128,8 @@ static qe_status regions_probe(size_t count, qe_error *error_out) {
 
 static qe_status library_load(blas_load *load) {
     QE_TRY(regions_probe(1, &load->error));
-    void *library = library_open();
-    if (!library)
-        return qe_error_set(&load->error, QE_ERROR_UNSUPPORTED, "install it: apt-get install libopenblas0",
-                            "OpenBLAS cannot be loaded: %s", dlerror());
+    void *library = NULL;
+    QE_TRY(library_open(&library, &load->error));
     char *(*get_config)(void), *(*get_corename)(void);
     void (*set_threads)(int);
     symbol_find(library, "cblas_sgemm", &load->blas.sgemm);
