@@ -112,7 +112,10 @@ int qe_clock_leaves_recording(const qe_ledger *ledger, const qe_item *item, qe_a
         of_event = is_foreign_event(ledger, item->stream, item->event);
         break;
     case QE_ITEM_SYNC_EVENT: of_event = ledger->event_recording[item->event] != 0; break;
-    case QE_ITEM_SYNC_STREAM: other = ledger->stream_recording[item->stream] != 0 ? item->stream : QE_NONE; break;
+    case QE_ITEM_SYNC_STREAM:
+        other = recording_disturbed(ledger, item->stream);
+        if (ledger->stream_recording[item->stream] != 0) other = item->stream;
+        break;
     case QE_ITEM_SYNC_DEVICE: other = recording_of_rank(ledger, item->rank); break;
     case QE_ITEM_OP:
     case QE_ITEM_RECORD: other = recording_disturbed(ledger, item->stream); break;
@@ -175,6 +178,12 @@ static void sync_device(qe_ledger *ledger, uint32_t rank) {
         if (rank_of(ledger, i) == rank) qe_clock_merge(&ledger->host_clock[rank], &ledger->stream_clock[i]);
 }
 
+/* As for an event that is recorded there now: of CUDA's default streams it also awaits what the stream waits for. */
+static void sync_stream(qe_ledger *ledger, uint32_t stream) {
+    qe_clock clock = qe_clock_next(ledger, stream);
+    qe_clock_merge(&ledger->host_clock[rank_of(ledger, stream)], &clock);
+}
+
 static void record(qe_ledger *ledger, const qe_item *item, uint32_t index) {
     QE_ASSERT(item->event < ledger->event_count);
     qe_clock clock = qe_clock_next(ledger, item->stream);
@@ -203,10 +212,7 @@ void qe_clock_apply(qe_ledger *ledger, const qe_item *item, uint32_t index) {
         QE_ASSERT(ledger->event_recorded[item->event]);
         merge_event(ledger, item->event, &ledger->host_clock[item->rank]);
         break;
-    case QE_ITEM_SYNC_STREAM:
-        QE_ASSERT(item->stream < ledger->stream_count);
-        qe_clock_merge(&ledger->host_clock[rank_of(ledger, item->stream)], &ledger->stream_clock[item->stream]);
-        break;
+    case QE_ITEM_SYNC_STREAM: sync_stream(ledger, item->stream); break;
     case QE_ITEM_SYNC_DEVICE: sync_device(ledger, item->rank); break;
     case QE_ITEM_DESTROY:
         ledger->event_recorded[item->event] = 0;

@@ -435,7 +435,8 @@ static void judge_record(walk *o, const qe_item *item) {
 }
 
 static int waits_for_recording(const walk *o, const qe_item *item, uint32_t rank) {
-    if (item->kind == QE_ITEM_SYNC_STREAM) return o->recording[item->stream] != 0;
+    if (item->kind == QE_ITEM_SYNC_STREAM)
+        return o->recording[item->stream] != 0 || stands_beside_recording(o, item->stream);
     for (uint32_t s = 0; s < o->program->stream_count && item->kind == QE_ITEM_SYNC_DEVICE; s++)
         if (o->recording[s] != 0 && o->program->streams[s].rank == rank) return 1;
     return 0;
@@ -454,11 +455,13 @@ static void judge_sync(walk *o, const qe_item *item) {
         return;
     }
     if (item->kind == QE_ITEM_SYNC_EVENT) add_all(o, set_of(o, o->host, rank), set_of(o, o->event, item->event));
-    for (uint32_t s = 0; s < o->program->stream_count; s++) {
-        int all = item->kind == QE_ITEM_SYNC_DEVICE && streams[s].rank == rank;
-        if (all || (item->kind == QE_ITEM_SYNC_STREAM && s == item->stream))
-            add_all(o, set_of(o, o->host, rank), set_of(o, o->stream, s));
+    if (item->kind == QE_ITEM_SYNC_STREAM) {
+        know(o, item->stream);
+        add_all(o, set_of(o, o->host, rank), o->known);
     }
+    for (uint32_t s = 0; s < o->program->stream_count; s++)
+        if (item->kind == QE_ITEM_SYNC_DEVICE && streams[s].rank == rank)
+            add_all(o, set_of(o, o->host, rank), set_of(o, o->stream, s));
 }
 
 item_breach precedence_first(const qe_program *program, int replays) {

@@ -231,7 +231,8 @@ static void judge_sync(oracle *o, int item) {
     oracle_add_edge(o, record, item);
     for (int s = 0; s < (int)o->program->stream_count; s++) {
         int device = sync->kind == QE_ITEM_SYNC_DEVICE && stream_of(o, s)->rank == rank;
-        if (!device && (sync->kind != QE_ITEM_SYNC_STREAM || s != (int)sync->stream)) continue;
+        int of_stream = s == (int)sync->stream || oracle_are_related(o, s, (int)sync->stream);
+        if (!device && (sync->kind != QE_ITEM_SYNC_STREAM || !of_stream)) continue;
         if (o->recording[s] != 0) oracle_note(o, QE_RULE_SYNC_CAPTURE, QE_NONE, 0);
         oracle_add_edge(o, oracle_last_on(o, s, item, 0), item);
     }
