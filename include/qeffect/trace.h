@@ -20,7 +20,11 @@ qe_status qe_trace_write(const qe_program *program, FILE *file, qe_error *error_
  * into a program that reproduces the verdict offline. Requires: program initialised and empty. */
 qe_status qe_ledger_history(const qe_ledger *ledger, qe_program *program_out, qe_error *error_out);
 
-/* One violation as a paragraph for people: rule, both ops with lines or stage and microbatch, object, versions, the
+/* The object that the other side of a breach named, where it is another one that shares bytes with the record's: a
+ * view, the owner of the memory before, a slot below. QE_NONE where it is the same one, or a launch that does not say. */
+uint32_t qe_violation_other_object(const qe_violation *violation, const qe_program *program);
+
+/* One violation as a paragraph for people: rule, both ops with lines or stage and microbatch, objects, versions, the
  * missing edge. Writes at most `capacity` bytes, always terminated; returns the full length like snprintf. */
 int qe_violation_text(const qe_violation *violation, const qe_program *program, char *text, size_t capacity);
 

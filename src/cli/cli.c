@@ -286,5 +286,8 @@ struct json_t *qe_cli_violation_json(const qe_violation *violation, const qe_pro
                                (json_int_t)violation->found, "count", (json_int_t)violation->count);
     if (violation->object < program->object_count)
         json_object_set_new(fields, "object", qe_cli_json_text(program->objects[violation->object].name));
+    uint32_t other = qe_violation_other_object(violation, program);
+    if (other != QE_NONE)
+        json_object_set_new(fields, "other_object", qe_cli_json_text(program->objects[other].name));
     return fields;
 }

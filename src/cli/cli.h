@@ -72,7 +72,7 @@ void qe_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2)))
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */
 struct json_t;
-/* {"rule", "message", "expected", "found", "count", "object"}: what every command says of a breach. */
+/* {"rule", "message", "expected", "found", "count", "object", "other_object"}: what every command says of a breach. */
 struct json_t *qe_cli_violation_json(const qe_violation *violation, const qe_program *program);
 int qe_cli_json(struct json_t *document, int status);
 /* {"status", "message", "remedy", "path", "line", "column"} of an error: what every command's "error" says. */

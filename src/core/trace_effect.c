@@ -149,11 +149,12 @@ static qe_status read_draw(qe_trace_reader *reader, const char *word, char *befo
     return qe_trace_expected(reader, "count=, mb= or again");
 }
 
-static qe_status read_attribute(qe_trace_reader *reader, qe_effect *effect) {
+static qe_status read_attribute(qe_trace_reader *reader, qe_said *said, qe_effect *effect) {
     char word[QE_NAME_BYTES];
     char *before = reader->at;
     uint64_t value = 0;
     QE_TRY(qe_trace_word(reader, "an attribute", word));
+    QE_TRY(qe_trace_once(reader, said, before));
     qe_object_kind about = qe_effect_object_kind(effect->kind);
     int slot = about == QE_OBJECT_SLOT, cache = about == QE_OBJECT_CACHE;
     int deposit = effect->kind == QE_EFFECT_GRAD_DEPOSIT;
@@ -193,7 +194,8 @@ qe_status qe_trace_effect(qe_trace_reader *reader, const qe_item *item, qe_effec
     int bytes = effect_out->kind == QE_EFFECT_BUFFER_READ || effect_out->kind == QE_EFFECT_BUFFER_WRITE;
     if (bytes) QE_TRY(read_range(reader, effect_out));
     QE_TRY(read_version(reader, effect_out));
-    while (qe_trace_takes(reader, ',')) QE_TRY(read_attribute(reader, effect_out));
+    qe_said said = {0};
+    while (qe_trace_takes(reader, ',')) QE_TRY(read_attribute(reader, &said, effect_out));
     if (*reader->at != '\0' && *reader->at != ' ' && *reader->at != '\t')
         return qe_trace_expected(reader, "a blank, or `,` and an attribute");
     return QE_OK;

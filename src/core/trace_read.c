@@ -16,7 +16,7 @@ static qe_status read_new_name(qe_trace_reader *reader, uint32_t space, char *na
     *at_out = reader->at;
     snprintf(expected, sizeof expected, "a name for the %s", qe_trace_space_name(space));
     QE_TRY(qe_trace_name(reader, expected, name_out));
-    if (qe_names_find(&reader->names, space, name_out) == QE_NONE) return QE_OK;
+    if (qe_names_find(&reader->names, space, name_out) == QE_NONE) return qe_trace_parted(reader);
     reader->at = *at_out;
     snprintf(expected, sizeof expected, "a name that no other %s has", qe_trace_space_name(space));
     return qe_trace_expected(reader, expected);
@@ -58,7 +58,7 @@ static const char *settings_of(qe_object_kind kind) {
 
 static int is_one_of(qe_object_kind kind, unsigned kinds) { return (kinds >> kind & 1u) != 0; }
 
-static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object) {
+static qe_status read_object_setting(qe_trace_reader *reader, qe_said *said, qe_object *object) {
     enum {
         COUNTED = 1 << QE_OBJECT_SCALE | 1 << QE_OBJECT_SLOT | 1 << QE_OBJECT_WEIGHT | 1 << QE_OBJECT_GRAD |
                   1 << QE_OBJECT_GRAPH | 1 << QE_OBJECT_RNG,
@@ -71,6 +71,7 @@ static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object)
     uint64_t value = 0;
     int cache = object->kind == QE_OBJECT_CACHE, buffer = object->kind == QE_OBJECT_BUFFER;
     QE_TRY(qe_trace_word(reader, settings_of(object->kind), word));
+    QE_TRY(qe_trace_once(reader, said, before));
     if (is_one_of(object->kind, COUNTED) && strcmp(word, "counter") == 0)
         return read_value(reader, UINT64_MAX, &object->counter);
     if (is_one_of(object->kind, OF_WEIGHT) && strcmp(word, "weight") == 0)
@@ -83,9 +84,10 @@ static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object)
         return read_value(reader, UINT64_MAX, &object->bytes);
     if (is_one_of(object->kind, PLACED) && strcmp(word, "at") == 0)
         return read_value(reader, UINT64_MAX, &object->address);
-    if (buffer && strcmp(word, "written") == 0) {
+    int told = object->counter != QE_BUFFER_UNWRITTEN; /* of a buffer: written, or absent; it is not both */
+    if (buffer && !told && strcmp(word, "written") == 0) {
         object->counter = QE_BUFFER_WRITTEN;
-    } else if (buffer && strcmp(word, "absent") == 0) {
+    } else if (buffer && !told && strcmp(word, "absent") == 0) {
         object->counter = QE_BUFFER_ABSENT;
     } else if (is_one_of(object->kind, OWED) && strcmp(word, "due") == 0) {
         QE_TRY(read_value(reader, UINT32_MAX, &value));
@@ -101,10 +103,12 @@ static qe_status read_object_setting(qe_trace_reader *reader, qe_object *object)
 }
 
 static qe_status read_object_settings(qe_trace_reader *reader, qe_object *object) {
+    qe_said said = {0};
     int sized = 0;
     while (!qe_trace_at_end(reader)) {
         sized = sized || strncmp(reader->at, "bytes", 5) == 0;
-        QE_TRY(read_object_setting(reader, object));
+        QE_TRY(read_object_setting(reader, &said, object));
+        QE_TRY(qe_trace_parted(reader));
     }
     if (object->kind == QE_OBJECT_CACHE && object->weight == QE_NONE)
         return qe_trace_expected(reader, "weight=NAME, what the cache is made from");
@@ -142,20 +146,24 @@ static qe_status read_rank(qe_trace_reader *reader, uint16_t *rank_out) {
     return QE_OK;
 }
 
-/* `blocking`, `legacy` and `rank=N` of a stream. */
+/* `blocking` or `legacy`, and `rank=N`, of a stream. The host is no stream of CUDA's. */
 static qe_status read_stream_settings(qe_trace_reader *reader, qe_stream_info *stream) {
     static const char expected[] = "blocking, legacy, rank=N or the end of the line";
+    qe_said said = {0};
     while (!qe_trace_at_end(reader)) {
         char word[QE_NAME_BYTES];
         char *before = reader->at;
         QE_TRY(qe_trace_word(reader, expected, word));
-        if (strcmp(word, "blocking") == 0) stream->order = QE_STREAM_BLOCKING;
-        else if (strcmp(word, "legacy") == 0) stream->order = QE_STREAM_LEGACY;
+        QE_TRY(qe_trace_once(reader, &said, before));
+        int free = stream->order == QE_STREAM_SEPARATE && stream->role != QE_STREAM_HOST;
+        if (free && strcmp(word, "blocking") == 0) stream->order = QE_STREAM_BLOCKING;
+        else if (free && strcmp(word, "legacy") == 0) stream->order = QE_STREAM_LEGACY;
         else if (strcmp(word, "rank") == 0) QE_TRY(read_rank(reader, &stream->rank));
         else {
             reader->at = before;
             return qe_trace_expected(reader, expected);
         }
+        QE_TRY(qe_trace_parted(reader));
     }
     return QE_OK;
 }
@@ -171,6 +179,7 @@ static qe_status read_stream(qe_trace_reader *reader) {
     QE_TRY(qe_trace_word(reader, "compute, comm, caller or host", role));
     for (int i = 0; i <= QE_STREAM_HOST; i++) {
         if (strcmp(role, roles[i]) != 0) continue;
+        QE_TRY(qe_trace_parted(reader));
         qe_status status = qe_program_add_stream(reader->program, name, (qe_stream_role)i, &index, reader->error_out);
         if (status != QE_OK) return qe_trace_refused(reader, at, status);
         QE_TRY(read_stream_settings(reader, &reader->program->streams[index]));
@@ -188,9 +197,15 @@ static qe_status read_event(qe_trace_reader *reader) {
     return keep_name(reader, QE_NAMES_EVENT, name, qe_program_add_event(reader->program));
 }
 
+/* A declared name as a word of its own. */
+static qe_status read_known(qe_trace_reader *reader, uint32_t space, uint32_t *index_out) {
+    QE_TRY(qe_trace_known(reader, space, index_out));
+    return qe_trace_parted(reader);
+}
+
 static qe_status read_order(qe_trace_reader *reader) {
     qe_deposit deposit = {0};
-    QE_TRY(qe_trace_known(reader, QE_OBJECT_GRAD, &deposit.object));
+    QE_TRY(read_known(reader, QE_OBJECT_GRAD, &deposit.object));
     do {
         uint64_t number;
         (void)qe_trace_at_end(reader);
@@ -204,6 +219,7 @@ static qe_status read_order(qe_trace_reader *reader) {
         }
         qe_status status = qe_program_add_deposit(reader->program, &deposit, reader->error_out);
         if (status != QE_OK) return qe_trace_refused(reader, at, status);
+        QE_TRY(qe_trace_parted(reader));
     } while (!qe_trace_at_end(reader));
     return QE_OK;
 }
@@ -212,11 +228,13 @@ static qe_status read_order(qe_trace_reader *reader) {
 static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
     static const char expected[] = "stage=N, mb=N, rank=N of a sync, or `:` and the effects of an op";
     int of_host = item->kind == QE_ITEM_SYNC_EVENT || item->kind == QE_ITEM_SYNC_DEVICE;
+    qe_said said = {0};
     while (!qe_trace_at_end(reader) && *reader->at != ':') {
         char word[QE_NAME_BYTES];
         char *before = reader->at;
         uint64_t value = 0;
         QE_TRY(qe_trace_word(reader, expected, word));
+        QE_TRY(qe_trace_once(reader, &said, before));
         if (strcmp(word, "stage") == 0) {
             QE_TRY(read_value(reader, UINT16_MAX, &value));
             item->stage = (uint16_t)value;
@@ -229,6 +247,7 @@ static qe_status read_place(qe_trace_reader *reader, qe_item *item) {
             reader->at = before;
             return qe_trace_expected(reader, expected);
         }
+        QE_TRY(qe_trace_parted(reader));
     }
     return QE_OK;
 }
@@ -238,7 +257,7 @@ static qe_status read_keyword(qe_trace_reader *reader, const char *keyword, cons
     (void)qe_trace_at_end(reader);
     char *before = reader->at;
     QE_TRY(qe_trace_word(reader, expected, word));
-    if (strcmp(word, keyword) == 0) return QE_OK;
+    if (strcmp(word, keyword) == 0) return qe_trace_parted(reader);
     reader->at = before;
     return qe_trace_expected(reader, expected);
 }
@@ -254,6 +273,7 @@ static qe_status read_label(qe_trace_reader *reader, uint32_t *label_out) {
     (void)qe_trace_at_end(reader);
     char *at = reader->at;
     QE_TRY(qe_trace_name(reader, "what the op is, such as norm_quantize", text));
+    QE_TRY(qe_trace_parted(reader));
     *label_out = qe_names_find(&reader->names, QE_NAMES_LABEL, text);
     if (*label_out != QE_NONE) return QE_OK;
     qe_status status = qe_program_add_label(reader->program, text, label_out, reader->error_out);
@@ -267,9 +287,9 @@ static qe_status read_op(qe_trace_reader *reader) {
     uint32_t count = 0;
     QE_TRY(read_label(reader, &item.label));
     QE_TRY(read_keyword(reader, "on", "`on` and a stream"));
-    QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
+    QE_TRY(read_known(reader, QE_NAMES_STREAM, &item.stream));
     QE_TRY(read_place(reader, &item));
-    (void)qe_trace_takes(reader, ':');
+    if (qe_trace_takes(reader, ':')) QE_TRY(qe_trace_parted(reader));
     for (; !qe_trace_at_end(reader); count++) {
         if (count == QE_EFFECTS_MAX) return qe_trace_expected(reader, "at most 16 effects of one op");
         QE_TRY(qe_trace_effect(reader, &item, &effects[count]));
@@ -279,9 +299,9 @@ static qe_status read_op(qe_trace_reader *reader) {
 
 static qe_status read_edge(qe_trace_reader *reader, qe_item_kind kind) {
     qe_item item = {.kind = (uint8_t)kind, .microbatch = QE_NONE};
-    QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
+    QE_TRY(read_known(reader, QE_NAMES_EVENT, &item.event));
     QE_TRY(read_keyword(reader, "on", "`on` and a stream"));
-    QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
+    QE_TRY(read_known(reader, QE_NAMES_STREAM, &item.stream));
     QE_TRY(read_place(reader, &item));
     return add_item(reader, &item, NULL, 0);
 }
@@ -291,7 +311,7 @@ static qe_status read_wait(qe_trace_reader *reader) { return read_edge(reader, Q
 
 static qe_status read_destroy(qe_trace_reader *reader) {
     qe_item item = {.kind = QE_ITEM_DESTROY, .microbatch = QE_NONE};
-    QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
+    QE_TRY(read_known(reader, QE_NAMES_EVENT, &item.event));
     return add_item(reader, &item, NULL, 0);
 }
 
@@ -301,16 +321,15 @@ static qe_status read_sync(qe_trace_reader *reader) {
     (void)qe_trace_at_end(reader);
     char *before = reader->at;
     QE_TRY(qe_trace_word(reader, "event, stream or device", word));
-    if (strcmp(word, "event") == 0) {
-        item.kind = QE_ITEM_SYNC_EVENT;
-        QE_TRY(qe_trace_known(reader, QE_NAMES_EVENT, &item.event));
-    } else if (strcmp(word, "stream") == 0) {
-        item.kind = QE_ITEM_SYNC_STREAM;
-        QE_TRY(qe_trace_known(reader, QE_NAMES_STREAM, &item.stream));
-    } else if (strcmp(word, "device") != 0) {
+    if (strcmp(word, "event") == 0) item.kind = QE_ITEM_SYNC_EVENT;
+    else if (strcmp(word, "stream") == 0) item.kind = QE_ITEM_SYNC_STREAM;
+    else if (strcmp(word, "device") != 0) {
         reader->at = before;
         return qe_trace_expected(reader, "event, stream or device");
     }
+    QE_TRY(qe_trace_parted(reader));
+    if (item.kind == QE_ITEM_SYNC_EVENT) QE_TRY(read_known(reader, QE_NAMES_EVENT, &item.event));
+    if (item.kind == QE_ITEM_SYNC_STREAM) QE_TRY(read_known(reader, QE_NAMES_STREAM, &item.stream));
     QE_TRY(read_place(reader, &item));
     return add_item(reader, &item, NULL, 0);
 }
@@ -349,6 +368,7 @@ static qe_status read_statement(qe_trace_reader *reader) {
     QE_TRY(qe_trace_word(reader, expected, word));
     for (size_t i = 0; i < sizeof statements / sizeof statements[0]; i++) {
         if (strcmp(word, statements[i].word) != 0) continue;
+        QE_TRY(qe_trace_parted(reader));
         QE_TRY(statements[i].read(reader));
         return qe_trace_at_end(reader) ? QE_OK : qe_trace_expected(reader, "the end of the line");
     }

@@ -9,6 +9,7 @@
 enum {
     QE_TRACE_LINE_BYTES = 64 * 1024, /* an op of 16 effects with the longest names, all escaped, takes 12 KiB */
     QE_TRACE_FOUND_BYTES = 48,       /* how much of what was found an error quotes */
+    QE_SAID_MAX = 16,                /* a cache has the most settings, six; an unknown word ends the reading */
 };
 
 /* Names are per kind: a weight and its gradient may share one. The first are qe_object_kind. */
@@ -46,12 +47,22 @@ typedef struct qe_trace_reader {
     uint32_t line_number;
 } qe_trace_reader;
 
+/* The words of one statement or effect that were said already. */
+typedef struct qe_said {
+    const char *word[QE_SAID_MAX]; /* in the line */
+    uint32_t count;
+} qe_said;
+
 /* trace_words.c: pieces of a line. Each skips blanks before it unless it says otherwise. */
 int qe_trace_at_end(qe_trace_reader *reader);
 /* Consumes `c` if it comes next, blanks not skipped. */
 int qe_trace_takes(qe_trace_reader *reader, char c);
 /* Lower-case letters and dots. */
 qe_status qe_trace_word(qe_trace_reader *reader, const char *expected, char *word_out);
+/* Words are parted by blanks: one must come next, or the end of the line, or a comment. Skips none. */
+qe_status qe_trace_parted(qe_trace_reader *reader);
+/* Of two settings of one name nobody knows which was meant: the word at `word` must be a new one. */
+qe_status qe_trace_once(qe_trace_reader *reader, qe_said *said, char *word);
 qe_status qe_trace_name(qe_trace_reader *reader, const char *expected, char *name_out);
 /* Blanks are not skipped. */
 qe_status qe_trace_number(qe_trace_reader *reader, uint64_t most, const char *expected, uint64_t *number_out);

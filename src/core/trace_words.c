@@ -50,18 +50,46 @@ qe_status qe_trace_expected(qe_trace_reader *reader, const char *expected) {
 
 qe_status qe_trace_refused(qe_trace_reader *reader, const char *at, qe_status status) {
     QE_ASSERT(status != QE_OK);
+    if (status == QE_ERROR_ARGUMENT) { /* to a program's caller; here it is what a file says */
+        status = QE_ERROR_FORMAT;
+        qe_error said = reader->error_out != NULL ? *reader->error_out : (qe_error){0};
+        qe_error_set(reader->error_out, status, "the grammar is docs/trace.md", "%s", said.message);
+    }
     qe_error_place(reader->error_out, reader->path, reader->line_number, column_of(reader, at));
     return status;
 }
 
+static size_t word_length(const char *word) {
+    size_t length = 0;
+    while ((word[length] >= 'a' && word[length] <= 'z') || word[length] == '.') length++;
+    return length;
+}
+
 qe_status qe_trace_word(qe_trace_reader *reader, const char *expected, char *word_out) {
     skip_blanks(reader);
-    size_t length = 0;
-    while ((reader->at[length] >= 'a' && reader->at[length] <= 'z') || reader->at[length] == '.') length++;
+    size_t length = word_length(reader->at);
     if (length == 0 || length >= QE_NAME_BYTES) return qe_trace_expected(reader, expected);
     memcpy(word_out, reader->at, length);
     word_out[length] = '\0';
     reader->at += length;
+    return QE_OK;
+}
+
+qe_status qe_trace_parted(qe_trace_reader *reader) {
+    char c = *reader->at;
+    if (c == ' ' || c == '\t' || c == '\0' || c == '#') return QE_OK;
+    return qe_trace_expected(reader, "a blank or the end of the line");
+}
+
+qe_status qe_trace_once(qe_trace_reader *reader, qe_said *said, char *word) {
+    size_t length = word_length(word);
+    for (uint32_t i = 0; i < said->count; i++) {
+        if (word_length(said->word[i]) != length || memcmp(said->word[i], word, length) != 0) continue;
+        reader->at = word;
+        return qe_trace_expected(reader, "each word once");
+    }
+    QE_ASSERT(said->count < QE_SAID_MAX);
+    said->word[said->count++] = word;
     return QE_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "core/effect.h"
 #include "qeffect/recipe.h"
 #include "qeffect/trace.h"
 
@@ -45,6 +46,59 @@ static const char *stream_name(const qe_program *program, uint32_t stream) {
     return stream < program->stream_count ? program->streams[stream].name : "the host";
 }
 
+static int overlap(const qe_object *object, uint64_t begin, uint64_t end) {
+    return object->address != 0 && begin < object->address + object->bytes && object->address < end;
+}
+
+/* The buffer through which the other op touched bytes of this one, or QE_NONE where it named this one itself. */
+static uint32_t touched_by(const qe_program *program, const qe_item *other, uint32_t object) {
+    uint32_t found = QE_NONE;
+    for (uint32_t i = 0; i < other->effect_count; i++) {
+        const qe_effect *effect = &program->effects[other->first_effect + i];
+        const qe_object *touched = &program->objects[effect->object];
+        if (effect->object == object) return QE_NONE;
+        if (found != QE_NONE || touched->kind != QE_OBJECT_BUFFER || touched->address == 0) continue;
+        uint64_t from = touched->address;
+        if (overlap(&program->objects[object], from + effect->begin, from + qe_effect_reach(effect)))
+            found = effect->object;
+    }
+    return found;
+}
+
+/* What lies at an address and shares bytes with an object. */
+static uint32_t placed_at(const qe_program *program, uint32_t object, qe_object_kind kind, uint64_t address) {
+    const qe_object *one = &program->objects[object];
+    for (uint32_t i = 0; i < program->object_count; i++) {
+        const qe_object *other = &program->objects[i];
+        int absent = kind == QE_OBJECT_BUFFER && other->counter == QE_BUFFER_ABSENT;
+        if (i == object || other->kind != kind || other->address != address || absent) continue;
+        if (overlap(other, one->address, one->address + one->bytes)) return i;
+    }
+    return QE_NONE;
+}
+
+uint32_t qe_violation_other_object(const qe_violation *violation, const qe_program *program) {
+    QE_ASSERT(violation != NULL);
+    QE_ASSERT(program != NULL);
+    uint32_t object = violation->object;
+    if (object >= program->object_count || program->objects[object].kind != QE_OBJECT_BUFFER) return QE_NONE;
+    if (violation->rule == QE_RULE_SLOT_ALIAS)
+        return placed_at(program, object, QE_OBJECT_SLOT, violation->expected);
+    if (violation->other_item < program->item_count)
+        return touched_by(program, &program->items[violation->other_item], object);
+    int absent = program->objects[object].counter == QE_BUFFER_ABSENT; /* else it is its own other */
+    if (violation->rule != QE_RULE_BUFFER_LIVE || !absent) return QE_NONE;
+    return placed_at(program, object, QE_OBJECT_BUFFER, violation->found);
+}
+
+/* " (buffer T)", where the other side named another object. */
+static void put_other_object(text *into, const qe_violation *violation, const qe_program *program) {
+    uint32_t other = qe_violation_other_object(violation, program);
+    if (other == QE_NONE) return;
+    const qe_object *object = &program->objects[other];
+    put(into, " (%s %s)", qe_object_kind_name(object->kind), object->name);
+}
+
 static void put_sync(text *into, const qe_violation *violation, const qe_program *program, const char *other) {
     const char *later = stream_name(program, violation->stream);
     if (violation->rule == QE_RULE_SYNC_EVENT) {
@@ -54,7 +108,9 @@ static void put_sync(text *into, const qe_violation *violation, const qe_program
     const char *earlier = "its stream";
     if (violation->other_item < program->item_count)
         earlier = stream_name(program, program->items[violation->other_item].stream);
-    put(into, " No event orders %s before this on %s.", other, later);
+    put(into, " No event orders %s", other);
+    put_other_object(into, violation, program);
+    put(into, " before this on %s.", later);
     if (violation->found == 0) put(into, " %s never waited for %s.", later, earlier);
     else
         put(into, " %s has waited for %s up to its op %llu; the conflict is with op %llu.", later, earlier,
@@ -134,7 +190,7 @@ static void put_weight_and_cache(text *into, const qe_violation *violation) {
     }
 }
 
-static void put_grad_and_buffer(text *into, const qe_violation *violation) {
+static void put_grad_and_buffer(text *into, const qe_violation *violation, const qe_program *program) {
     unsigned long long expected = violation->expected, found = violation->found;
     switch (violation->rule) {
     case QE_RULE_GRAD_TWICE: put(into, " That of microbatch %llu, use %llu, is in already.", expected, found); break;
@@ -148,7 +204,11 @@ static void put_grad_and_buffer(text *into, const qe_violation *violation) {
     case QE_RULE_BUFFER_BOUNDS: put(into, " The range reaches %llu; it may reach %llu.", found, expected); break;
     case QE_RULE_BUFFER_UNWRITTEN: put(into, " Nothing has written byte %llu.", expected); break;
     case QE_RULE_BUFFER_FREED: put(into, " It is not allocated here."); break;
-    case QE_RULE_BUFFER_LIVE: put(into, " Asked for at 0x%llx; what lies at 0x%llx is live.", expected, found); break;
+    case QE_RULE_BUFFER_LIVE:
+        put(into, " Asked for at 0x%llx; what lies at 0x%llx", expected, found);
+        put_other_object(into, violation, program);
+        put(into, " is live.");
+        break;
     case QE_RULE_BUFFER_VERSION:
         put(into, " Built for write %llu of the step; write %llu is there.", expected, found);
         break;
@@ -156,7 +216,7 @@ static void put_grad_and_buffer(text *into, const qe_violation *violation) {
     }
 }
 
-static void put_graph(text *into, const qe_violation *violation) {
+static void put_graph(text *into, const qe_violation *violation, const qe_program *program) {
     unsigned long long expected = violation->expected, found = violation->found;
     switch (violation->rule) {
     case QE_RULE_SYNC_CAPTURE:
@@ -176,7 +236,11 @@ static void put_graph(text *into, const qe_violation *violation) {
     case QE_RULE_GRAPH_MODE: put(into, " Captured for mode %llu; launched for mode %llu.", expected, found); break;
     case QE_RULE_GRAPH_ADDRESS: put(into, " It holds address 0x%llx; that is at 0x%llx now.", expected, found); break;
     case QE_RULE_GRAPH_CONSTANT: put(into, " It holds bits 0x%llx; they are 0x%llx now.", expected, found); break;
-    case QE_RULE_SLOT_ALIAS: put(into, " The slot lies at 0x%llx, the buffer at 0x%llx.", expected, found); break;
+    case QE_RULE_SLOT_ALIAS:
+        put(into, " The slot");
+        put_other_object(into, violation, program);
+        put(into, " lies at 0x%llx, the buffer at 0x%llx.", expected, found);
+        break;
     default: break; /* the other functions' rules */
     }
 }
@@ -194,8 +258,8 @@ static void put_facts(text *into, const qe_violation *violation, const qe_progra
     }
     put_scale_and_slot(into, violation);
     put_weight_and_cache(into, violation);
-    put_grad_and_buffer(into, violation);
-    put_graph(into, violation);
+    put_grad_and_buffer(into, violation, program);
+    put_graph(into, violation, program);
     if (violation->other_item == QE_NONE) return;
     if (violation->rule == QE_RULE_SYNC_CAPTURE || violation->rule == QE_RULE_GRAPH_UNJOINED)
         put(into, " On the other side: %s.", other);

@@ -45,6 +45,24 @@ static int is_race(qe_rule rule) {
     return (rule >= QE_RULE_SYNC_ENTER && rule <= QE_RULE_SYNC_HOST) || rule == QE_RULE_SYNC_REUSE;
 }
 
+/* An op that raced with the record's named the record's object, or another one that the text names, too; of a launch
+ * only the graph is told. */
+static void assert_names_both(const qe_violation *record, const qe_program *program, const char *text) {
+    const qe_item *other = &program->items[record->other_item];
+    uint32_t object = qe_violation_other_object(record, program);
+    int named = object != QE_NONE;
+    for (uint32_t i = 0; i < other->effect_count; i++) {
+        const qe_effect *effect = &program->effects[other->first_effect + i];
+        if (effect->object == record->object || effect->kind == QE_EFFECT_GRAPH_LAUNCH) named = 1;
+    }
+    if (!named) fail_msg("nothing says what the other op touched: %s", text);
+    if (object == QE_NONE) return;
+    char part[QE_NAME_BYTES + 32];
+    snprintf(part, sizeof part, "(%s %s)", qe_object_kind_name(program->objects[object].kind),
+             program->objects[object].name);
+    assert_says(text, part);
+}
+
 /* Every record names its op with its line and the object; a race both ops, both streams and the missing edge; what was
  * repeated says how often. */
 static void assert_facts(const qe_violation *record, const qe_program *program, const char *text) {
@@ -64,6 +82,7 @@ static void assert_facts(const qe_violation *record, const qe_program *program, 
     snprintf(part, sizeof part, "on %s at line %u", program->streams[other->stream].name, other->line);
     if (other->microbatch == QE_NONE) assert_says(text, part);
     if (crosses) return;
+    assert_names_both(record, program, text);
     snprintf(part, sizeof part, "recorded on %s behind the former and awaited on %s before the latter",
              program->streams[other->stream].name, program->streams[record->stream].name);
     assert_says(text, part);
