@@ -186,9 +186,11 @@ qe_status qe_store_try_directory(const char *path, qe_error *error_out) {
     while (stat(nearest, &kind) != 0 && errno == ENOENT && strcmp(nearest, ".") != 0 && strcmp(nearest, "/") != 0)
         to_parent(nearest);
     qe_status status = QE_OK;
-    if (stat(nearest, &kind) != 0 || !S_ISDIR(kind.st_mode))
+    int code = stat(nearest, &kind) != 0 ? errno : S_ISDIR(kind.st_mode) ? 0 : ENOTDIR;
+    if (code != 0)
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name another directory, or move what is there.",
-                                 "cannot make the directory: a file of that name is in the way");
+                                 "cannot make the directory: %s",
+                                 code == ENOTDIR ? "a file of that name is in the way" : strerror(code));
     else if (access(nearest, W_OK | X_OK) != 0)
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name a directory that you may write to.",
                                  "cannot write into the directory: %s", strerror(errno));

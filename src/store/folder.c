@@ -17,7 +17,10 @@
 #include "store/file.h"
 #include "store/manifest.h"
 
-enum { NAMES_TRIED = 1000 }; /* discarded directories of one process that could not be removed */
+enum {
+    NAMES_TRIED = 1000, /* discarded directories of one process that could not be removed */
+    DEPTH_MAX = 16,     /* of directories that others made below a checkpoint: a descriptor each while they are removed */
+};
 
 static const char partial_prefix[] = ".qeffect-partial-", discarded_prefix[] = ".qeffect-discarded-";
 
@@ -90,18 +93,24 @@ qe_status qe_folder_names(int descriptor, const char *path, char ***names_out, s
     return code == 0 ? QE_OK : qe_store_refuse_errno(error_out, path, "list", code);
 }
 
-int qe_folder_remove(int parent, const char *name) {
+/* Other programs put directories of their own beside a checkpoint's files (caches of an upload, of a notebook): they
+ * go with it. `depth`: how many levels below. */
+static int remove_tree(int parent, const char *name, int depth) {
     char **names = NULL;
     size_t count = 0;
     int descriptor = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (descriptor < 0) return errno;
     int code = list_names(descriptor, &names, &count);
-    for (size_t i = 0; code == 0 && i < count; i++) (void)!unlinkat(descriptor, names[i], 0);
+    for (size_t i = 0; code == 0 && i < count; i++)
+        if (unlinkat(descriptor, names[i], 0) != 0 && errno == EISDIR && depth > 0)
+            (void)!remove_tree(descriptor, names[i], depth - 1);
     if (code == 0) qe_folder_names_free(names, count);
     close(descriptor);
     if (code == 0 && unlinkat(parent, name, AT_REMOVEDIR) != 0) code = errno;
     return code;
 }
+
+int qe_folder_remove(int parent, const char *name) { return remove_tree(parent, name, DEPTH_MAX); }
 
 /* Where a file system cannot exchange, what was there is put aside first; a death in between leaves the older ones. */
 static int replace_slowly(int parent, const char *from, const char *name) {

@@ -21,7 +21,7 @@ void qe_folder_text(const char *path, const char *name, char text_out[QE_ERROR_P
 /* A name below the directory that nobody has: ".qeffect-`kind`-`pid`-`n`", made as a directory.
  * Returns an errno. */
 int qe_folder_make_beside(int parent, const char *kind, char name_out[QE_CHECKPOINT_NAME_BYTES * 2]);
-/* Removes a directory of files. A directory inside stays, and keeps it. Returns an errno. */
+/* Removes a directory and all in it, down to 16 levels; links are removed and not followed. Returns an errno. */
 int qe_folder_remove(int parent, const char *name);
 /* Gives a checkpoint its name: where that is taken, the two are exchanged and `from` is what was there.
  * Returns an errno. */

@@ -14,6 +14,7 @@
 #include "qeffect/safetensors.h"
 #include "store/file.h"
 #include "store/json.h"
+#include "store/manifest.h"
 
 enum { CONFIG_BYTES_MAX = 1 << 20 }; /* real ones have about 1 KiB */
 
@@ -84,9 +85,20 @@ static qe_status judge_place(const char *path, qe_error *error_out) {
                                                                                       : "a device or a pipe");
 }
 
+/* A complete checkpoint stays as it was saved. */
+static qe_status judge_directory(const char *directory, qe_error *error_out) {
+    char manifest[PATH_MAX];
+    struct stat kind;
+    QE_TRY(join(directory, QE_MANIFEST_NAME, manifest, error_out));
+    if (lstat(manifest, &kind) != 0) return QE_OK;
+    return qe_store_refuse(error_out, QE_ERROR_IO, directory, "Name another directory.",
+                           "weights written here would destroy the checkpoint that it is");
+}
+
 /* The paths of a model's two files, where both may be written. */
 static qe_status place_model(const char *directory, char weights[PATH_MAX], char config[PATH_MAX],
                              qe_error *error_out) {
+    QE_TRY(judge_directory(directory, error_out));
     QE_TRY(join(directory, "model.safetensors", weights, error_out));
     QE_TRY(join(directory, "config.json", config, error_out));
     QE_TRY(judge_place(weights, error_out));

@@ -268,6 +268,37 @@ class Checkpoints(Case):
         last = self.document("inspect", f"run/step-{STEPS:08d}")
         self.assertEqual(last["settings"]["train.timeline"].strip('"'), "")
 
+    def test_weights_are_not_written_into_a_checkpoint(self):
+        self.saved_at(3)
+        before = self.succeed("inspect", "run/step-00000003").stdout
+        for more in ((), ("--resume", "run/step-00000003"), ("--set", "checkpoint.every=2")):
+            self.refuse(ERROR, ["run/step-00000003", "would destroy the checkpoint"], "train", "tiny.yaml", *KEEP_ALL,
+                        "--set", "checkpoint.path=run/step-00000003", *more)
+        self.assertEqual(self.succeed("inspect", "run/step-00000003").stdout, before)
+
+    def test_a_checkpoint_goes_with_what_others_put_into_it(self):
+        """Uploads and notebooks leave caches in directories; a link in one is not followed."""
+        self.saved_at(3)
+        deep = self.path("run", "step-00000003", *(f"level{i}" for i in range(5)))
+        os.makedirs(deep)
+        self.write("mine", "precious")
+        os.makedirs(self.path("others"))
+        self.write("others/mine", "precious")
+        os.symlink(self.path("mine"), os.path.join(deep, "file"))
+        os.symlink(self.path("others"), os.path.join(deep, "directory"))
+        self.document("train", "--resume", "run/step-00000003", "--set", "checkpoint.every=1", "--set",
+                      "checkpoint.keep=1")
+        self.assertEqual([name for name in os.listdir(self.path("run")) if not name.startswith(("model", "config"))],
+                         [f"step-{STEPS:08d}"])
+        for name in ("mine", "others/mine"):
+            with open(self.path(name), encoding="utf-8") as file:
+                self.assertEqual(file.read(), "precious")
+
+    def test_a_name_that_is_too_long_is_said_so(self):
+        done = self.refuse(ERROR, ["cannot make the directory", "too long"], "train", "tiny.yaml", "--set",
+                           "checkpoint.path=" + "n" * 256)
+        self.assertNotIn("in the way", done.stderr)
+
     def test_a_terminal_is_not_told_what_a_file_says(self):
         """Escape sequences in what anybody may have written are printed, not sent."""
         self.write("te\x1b[31mxt\u009b.txt", sample_text())
