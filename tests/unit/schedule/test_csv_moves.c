@@ -148,6 +148,31 @@ static void a_move_that_cannot_be_is_named_with_place_rule_and_reason(void **sta
     }
 }
 
+/* Each rank sends first what the other receives second: it hangs where no send returns before its receive. */
+static void bug_b115_sends_that_wait_for_each_other_are_told_as_a_ring(void **state) {
+    (void)state;
+    static const char csv[] = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                              "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+    qe_schedule schedule;
+    qe_error error = {0};
+    assert_int_equal(read_bytes(csv, strlen(csv), &schedule, &error), QE_CONTRACT);
+    assert_non_null(strstr(error.message, "schedule.cycle: transfers wait for each other: 0SEND_F1 (row 1, cell 4) "
+                                          "waits for 1RECV_F1 (row 2, cell 5), which stands behind 1SEND_B0 (row 2, "
+                                          "cell 4); 1SEND_B0 (row 2, cell 4) waits for 0RECV_B0 (row 1, cell 5), "
+                                          "which stands behind 0SEND_F1 (row 1, cell 4)"));
+}
+
+static void bug_b116_a_receive_before_work_that_does_not_need_it_is_legal(void **state) {
+    (void)state;
+    static const char csv[] = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                              "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
+    qe_schedule schedule;
+    qe_error error = {0};
+    assert_int_equal(read_bytes(csv, strlen(csv), &schedule, &error), QE_OK);
+    assert_int_equal(qe_schedule_check(&schedule, NULL, &error), QE_OK);
+    qe_schedule_deinit(&schedule);
+}
+
 static void what_is_wrong_without_its_moves_is_left_to_the_check(void **state) {
     (void)state;
     qe_schedule schedule = schedule_of("0F0,0SEND_F0,0F0,0SEND_B3\n1F0\n");
@@ -414,6 +439,8 @@ int main(void) {
         cmocka_unit_test(a_schedule_that_cannot_run_gets_no_communication),
         cmocka_unit_test(a_pair_that_sends_at_its_end_may_stop_an_order_that_runs_apart),
         cmocka_unit_test(a_move_that_cannot_be_is_named_with_place_rule_and_reason),
+        cmocka_unit_test(bug_b115_sends_that_wait_for_each_other_are_told_as_a_ring),
+        cmocka_unit_test(bug_b116_a_receive_before_work_that_does_not_need_it_is_legal),
         cmocka_unit_test(what_is_wrong_without_its_moves_is_left_to_the_check),
         cmocka_unit_test(every_single_mutation_of_the_transfers_gets_the_right_verdict),
         cmocka_unit_test(random_rows_of_good_cells_never_do_harm),
