@@ -21,7 +21,8 @@ qe_status qe_trace_write(const qe_program *program, FILE *file, qe_error *error_
 qe_status qe_ledger_history(const qe_ledger *ledger, qe_program *program_out, qe_error *error_out);
 
 /* The object that the other side of a breach named, where it is another one that shares bytes with the record's: a
- * view, the owner of the memory before, a slot below. QE_NONE where it is the same one, or a launch that does not say. */
+ * view, the owner of the memory before, a slot below. QE_NONE where it is the same one, or a launch that does not say.
+ */
 uint32_t qe_violation_other_object(const qe_violation *violation, const qe_program *program);
 
 /* One violation as a paragraph for people: rule, both ops with lines or stage and microbatch, objects, versions, the

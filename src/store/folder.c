@@ -19,7 +19,7 @@
 
 enum {
     NAMES_TRIED = 1000, /* discarded directories of one process that could not be removed */
-    DEPTH_MAX = 16,     /* of directories that others made below a checkpoint: a descriptor each while they are removed */
+    DEPTH_MAX = 16,     /* of directories that others made below a checkpoint: each takes a descriptor meanwhile */
 };
 
 static const char partial_prefix[] = ".qeffect-partial-", discarded_prefix[] = ".qeffect-discarded-";
