@@ -188,8 +188,36 @@ static void a_graph_that_was_captured_between_steps_is_launched_by_its_new_seal(
     qe_program_deinit(&program);
 }
 
+/* The order of what was issued the certified way is built when the first submission departs from it. */
+static void a_recording_that_an_op_begins_beside_other_effects_is_known_when_a_step_departs(void **state) {
+    (void)state;
+    qe_program program;
+    qe_ledger *ledger;
+    qe_violations violations;
+    make_graph_program(&program, 0);
+    program.item_count = 0;
+    uint32_t scale = must_add_object(&program, (qe_object){.name = "S", .kind = QE_OBJECT_SCALE});
+    EDGE(&program, RECORD, ON_SIDE, OUTSIDE);
+    OP(&program, ON_COMPUTE, QE_NONE, "begin", {.kind = QE_EFFECT_SCALE_USE, .object = scale}, GRAPH(BEGIN, 0));
+    OP(&program, ON_COMPUTE, QE_NONE, "capture", {.kind = QE_EFFECT_SCALE_USE, .object = scale}, GRAPH(CAPTURE, 1));
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
+    assert_int_equal(qe_ledger_certify(ledger, &violations, NULL), QE_OK);
+    qe_item wait = {.kind = QE_ITEM_WAIT, .stream = ON_COMPUTE, .event = OUTSIDE, .microbatch = QE_NONE};
+    for (uint32_t issued = 1; issued <= 3; issued++) {
+        qe_ledger_step_begin(ledger);
+        for (uint32_t i = 0; i < issued; i++) assert_int_equal(qe_ledger_issue(ledger, i, &violations), QE_OK);
+        qe_status status = qe_ledger_submit(ledger, &wait, NULL, QE_NONE, &violations);
+        assert_int_equal(status, issued == 2 ? QE_CONTRACT : QE_OK);
+        if (status == QE_CONTRACT) assert_int_equal(violations.record[0].rule, QE_RULE_SYNC_CAPTURE);
+        qe_ledger_step_abort(ledger);
+    }
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_recording_that_an_op_begins_beside_other_effects_is_known_when_a_step_departs),
         cmocka_unit_test(every_fault_of_a_graph_is_refused_with_its_rule_and_changes_nothing),
         cmocka_unit_test(a_buffer_on_a_slot_is_refused_before_anything_runs),
         cmocka_unit_test(a_graph_that_was_captured_between_steps_is_launched_by_its_new_seal),

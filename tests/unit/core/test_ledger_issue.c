@@ -299,6 +299,64 @@ static void what_changes_between_steps_empties_caches_and_only_rises(void **stat
     qe_program_deinit(&program);
 }
 
+static void what_changes_beside_a_step_is_known_in_the_next_one(void **state) {
+    (void)state;
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    qe_ledger *ledger = certify(&program);
+    for (uint32_t object = SCALE; object <= CACHE; object++) { /* a cache is of its weight and of its scale */
+        run_step(ledger, program.item_count);
+        qe_ledger_touch(ledger, object, 9);
+        int empties = object != SLOT;
+        assert_int_equal(ledger->state[CACHE].word == 0, empties);
+    }
+    uint64_t slot = qe_ledger_counter(ledger, SLOT);
+    assert_true(slot >= 9);
+    qe_ledger_touch(ledger, SLOT, 3); /* generations never fall: an old handle must not fit again */
+    assert_int_equal(qe_ledger_counter(ledger, SLOT), slot);
+    qe_ledger_touch(ledger, GRAD, 11);
+    assert_int_equal(qe_ledger_counter(ledger, GRAD), 11);
+    qe_ledger_destroy(ledger);
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
+    qe_item item = {.kind = QE_ITEM_OP, .stream = COMPUTE, .effect_count = 1, .microbatch = QE_NONE};
+    qe_effect read = BUFFER_EFFECT(READ, 0, BUFFER_BYTES, 0);
+    qe_ledger_step_begin(ledger);
+    assert_int_equal(qe_ledger_submit(ledger, &item, &read, QE_NONE, &violations), QE_CONTRACT);
+    assert_int_equal(violations.record[0].rule, QE_RULE_BUFFER_UNWRITTEN);
+    qe_ledger_step_abort(ledger);
+    qe_ledger_touch(ledger, BUFFER, 0); /* somebody wrote it */
+    qe_ledger_step_begin(ledger);
+    assert_int_equal(qe_ledger_submit(ledger, &item, &read, QE_NONE, &violations), QE_OK);
+    read.version = 1; /* and not in this step */
+    assert_int_equal(qe_ledger_submit(ledger, &item, &read, QE_NONE, &violations), QE_CONTRACT);
+    assert_int_equal(violations.record[0].rule, QE_RULE_BUFFER_VERSION);
+    qe_ledger_step_abort(ledger);
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
+static void all_breaches_of_a_program_are_told_when_it_is_certified(void **state) {
+    (void)state;
+    qe_program program;
+    qe_violations violations;
+    qe_error error = {0};
+    qe_ledger *ledger;
+    make_right_program(&program);
+    program.effects[program.items[ITEM_W0].first_effect].version = 5;     /* slot.stale, and the release after it */
+    program.effects[program.items[ITEM_COMMIT].first_effect].version = 3; /* weight.version */
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
+    assert_int_equal(qe_ledger_certify(ledger, &violations, &error), QE_CONTRACT);
+    assert_non_null(strstr(error.message, "breaks slot.stale and cannot be certified"));
+    assert_int_equal(violations.record[0].rule, QE_RULE_SLOT_STALE);
+    assert_int_equal(violations.record[0].item, ITEM_W0);
+    int weights = 0;
+    for (uint32_t i = 0; i < violations.count; i++) weights += violations.record[i].rule == QE_RULE_WEIGHT_VERSION;
+    assert_int_equal(weights, 1);
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 static void a_submission_that_names_nothing_real_is_an_argument_error(void **state) {
     (void)state;
     qe_program program;
@@ -359,6 +417,8 @@ int main(void) {
         cmocka_unit_test(a_changed_state_is_found_and_named),
         cmocka_unit_test(an_aborted_step_leaves_the_counters_of_the_step_before),
         cmocka_unit_test(what_changes_between_steps_empties_caches_and_only_rises),
+        cmocka_unit_test(what_changes_beside_a_step_is_known_in_the_next_one),
+        cmocka_unit_test(all_breaches_of_a_program_are_told_when_it_is_certified),
         cmocka_unit_test(a_submission_that_names_nothing_real_is_an_argument_error),
         cmocka_unit_test(what_an_op_wrote_itself_counts_as_a_write_of_the_step),
     };

@@ -74,6 +74,11 @@ static void every_statement_is_read(void **state) {
     assert_int_equal(effects[1].write, 1);
     assert_int_equal(effects[2].version, 0);
     assert_int_equal(effects[2].layouts, 2);
+    for (int i = 2; i < 4; i++) { /* fields that a kind does not use are 0 */
+        assert_int_equal(effects[i].stage, 0);
+        assert_int_equal(effects[i].microbatch, 0);
+        assert_int_equal(effects[i].use, 0);
+    }
     assert_int_equal(effects[3].begin, 10);
     assert_int_equal(effects[3].end, 20);
     assert_int_equal(effects[3].version, 2);
@@ -163,6 +168,53 @@ static const bad_text bad_texts[] = {
     {HEAD "order g x\n", HEAD_LINES + 1, 9, "`x`", "a contribution"},
     {HEAD "order g\n", HEAD_LINES + 1, 8, "end of the line", "a contribution"},
     {HEAD "order w 1\n", HEAD_LINES + 1, 7, "`w`", "a declared grad"},
+    {HEAD "rng R\nop k on s : rng.draw R@0,often\n", HEAD_LINES + 2, 26, "`often`", "count=, mb= or again"},
+    {HEAD "rng R\nop k on s : rng.draw R@0,set\n", HEAD_LINES + 2, 26, "`set`", "count=, mb= or again"},
+    {HEAD "op k on s : cache.use q@0,use=1\n", HEAD_LINES + 1, 27, "`use=1`", "an attribute of this"},
+    {HEAD "op k on s : cache.use q@0,mb=1\n", HEAD_LINES + 1, 27, "`mb=1`", "an attribute of this"},
+    {HEAD "op k on s : cache.use q@0,stage=1\n", HEAD_LINES + 1, 27, "`stage=1`", "an attribute of this"},
+    {HEAD "op k on s : slot.borrow X@0,layouts=1\n", HEAD_LINES + 1, 29, "`layouts=1`", "an attribute of this"},
+    {HEAD "op k on s : slot.borrow X@0,use=1\n", HEAD_LINES + 1, 29, "`use=1`", "an attribute of this"},
+    {HEAD "op k on s : slot.borrow X@0,epoch=1\n", HEAD_LINES + 1, 29, "`epoch=1`", "an attribute of this"},
+    {HEAD "op k on s : slot.borrow X@0,recipe=bf16\n", HEAD_LINES + 1, 29, "`recipe=bf16`", "an attribute of this"},
+    {HEAD "op k on s : slot.release X@0,write\n", HEAD_LINES + 1, 30, "`write`", "an attribute of this"},
+    {HEAD "op k on s : grad.take g,set\n", HEAD_LINES + 1, 25, "`set`", "an attribute of this"},
+    {HEAD "op k on s : grad.take g,mb=0\n", HEAD_LINES + 1, 25, "`mb=0`", "an attribute of this"},
+    {HEAD "op k on s : grad.deposit g,stage=0\n", HEAD_LINES + 1, 28, "`stage=0`", "an attribute of this"},
+    {HEAD "op k on s : grad.deposit g,layouts=0\n", HEAD_LINES + 1, 28, "`layouts=0`", "an attribute of this"},
+    {HEAD "op k on s : weight.read w@0,write\n", HEAD_LINES + 1, 29, "`write`", "an attribute of this"},
+    {HEAD "op k on s : scale.use c@0,epoch=1\n", HEAD_LINES + 1, 27, "`epoch=1`", "an attribute of this"},
+    {HEAD "op k on s : buffer.read b@0,write\n", HEAD_LINES + 1, 29, "`write`", "an attribute of this"},
+    {HEAD "op k on s : grad.deposit g[0,1)\n", HEAD_LINES + 1, 27, "`[0,1)`", "a blank, or"},
+    {HEAD "op k on s : buffer.pledge b[0,1)\n", HEAD_LINES + 1, 28, "`[0,1)`", "a blank, or"},
+    {HEAD "op k on s : grad.take g@\n", HEAD_LINES + 1, 25, "end of the line", "a version"},
+    {HEAD "op k on s : weight.read w\n", HEAD_LINES + 1, 26, "end of the line", "`@` and the version"},
+    {HEAD "op k on s : cache.fill q\n", HEAD_LINES + 1, 25, "end of the line", "`@` and the version"},
+    {HEAD "op k on s : scale.fold c\n", HEAD_LINES + 1, 25, "end of the line", "`@` and the version"},
+    {HEAD "rng R\nop k on s : rng.draw R\n", HEAD_LINES + 2, 23, "end of the line", "`@` and the version"},
+    {HEAD "op k on s : buffer.read b[0,1)*1\n", HEAD_LINES + 1, 33, "end of the line", "`/` and the bytes"},
+    {HEAD "op k on s : buffer.read b[0,1)*4097/1\n", HEAD_LINES + 1, 32, "`4097/1`", "at most 4096"},
+    {HEAD "op k on s : buffer.read b[0,1)*0/1\n", HEAD_LINES + 1, 32, "`0/1`", "at least one row"},
+    {"qet 1\nscale S bytes=1\n", 2, 9, "`bytes=1`", "counter=N, due=N"},
+    {"qet 1\nscale S at=1\n", 2, 9, "`at=1`", "counter=N, due=N"},
+    {"qet 1\nslot X due=1\n", 2, 8, "`due=1`", "counter=N, bytes=N, at=N"},
+    {"qet 1\nslot X written\n", 2, 8, "`written`", "counter=N, bytes=N, at=N"},
+    {"qet 1\nslot X absent\n", 2, 8, "`absent`", "counter=N, bytes=N, at=N"},
+    {"qet 1\nweight w due=1\n", 2, 10, "`due=1`", "counter=N or"},
+    {"qet 1\nweight w\nscale S weight=w\n", 3, 9, "`weight=w`", "counter=N, due=N"},
+    {"qet 1\nweight w\ncache q weight=w counter=1\n", 3, 18, "`counter=1`", "weight=NAME, scale"},
+    {"qet 1\nscale S\ngrad g scale=S\n", 3, 8, "`scale=S`", "weight=NAME, counter"},
+    {"qet 1\ngrad g layouts=1\n", 2, 8, "`layouts=1`", "weight=NAME, counter"},
+    {"qet 1\ngrad g version=1\n", 2, 8, "`version=1`", "weight=NAME, counter"},
+    {"qet 1\ngrad g recipe=bf16\n", 2, 8, "`recipe=bf16`", "weight=NAME, counter"},
+    {"qet 1\nrng R bytes=1\n", 2, 7, "`bytes=1`", "counter=N or"},
+    {"qet 1\nweight w\ncache q weight=w layouts=256\n", 3, 26, "`256`", "a number up to 255"},
+    {"qet 1\nstream s compute rank=64\n", 2, 23, "`64`", "a number up to 63"},
+    {HEAD "op k on s rank=0\n", HEAD_LINES + 1, 11, "`rank=0`", "stage=N, mb=N"},
+    {HEAD "sync stream s rank=0\n", HEAD_LINES + 1, 15, "`rank=0`", "stage=N, mb=N"},
+    {HEAD "sync event e rank=64\n", HEAD_LINES + 1, 19, "`64`", "a number up to 63"},
+    {HEAD "order g 0/65536\n", HEAD_LINES + 1, 11, "`65536`", "a use below 65536"},
+    {HEAD "order g 4294967296\n", HEAD_LINES + 1, 9, "`4294967296`", "a contribution"},
     /* Words are parted by blanks. */
     {"qet 1\nstream\"s\" compute\n", 2, 7, "`\"s\"`", "a blank"},
     {"qet 1\nstream \"s\"compute\n", 2, 11, "`compute`", "a blank"},
@@ -297,6 +349,81 @@ static void damaged_traces_never_harm(void **state) {
     assert_true(accepted > 100);
 }
 
+/* Every form that the writer knows, as it writes it: nothing that need not be said, and nothing left out. */
+static const char written[] =
+    "qet 1\n"
+    "stream compute compute\n"
+    "stream \"a b\\\"\\\\\\x07\\x7f\\xff\" comm blocking rank=1\n"
+    "stream caller caller legacy\n"
+    "stream host host rank=2\n"
+    "event e0\n"
+    "event e1\n"
+    "scale S\n"
+    "scale \"S 2\" counter=5 due=2\n"
+    "slot X\n"
+    "slot Y bytes=64 at=4096 counter=3\n"
+    "slot Z bytes=64\n"
+    "slot A at=4096\n"
+    "weight w\n"
+    "weight v counter=7\n"
+    "cache q weight=w\n"
+    "cache r weight=v scale=\"S 2\" layouts=3 version=7 epoch=5 recipe=fp32\n"
+    "cache t weight=v layouts=255 version=1 epoch=2 recipe=200\n"
+    "grad g\n"
+    "grad h weight=v counter=4 due=9\n"
+    "buffer b bytes=0\n"
+    "buffer c bytes=4096 at=8192 written\n"
+    "buffer d bytes=16 at=16384 absent\n"
+    "graph G\n"
+    "graph H counter=2\n"
+    "rng R\n"
+    "rng Q counter=18446744073709551615\n"
+    "order g 1 0/2\n"
+    "order h 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15/65535\n"
+    "order h 16\n"
+    "order g 3\n"
+    "step begin\n"
+    "op plain on compute\n"
+    "op \"norm # 1\" on \"a b\\\"\\\\\\x07\\x7f\\xff\" stage=1 mb=0 : scale.use S@0 scale.record \"S 2\"@5 "
+    "scale.fold \"S 2\"@6 weight.read w@3 weight.commit v@7\n"
+    "op slots on caller stage=2 mb=7 : slot.acquire X@1 slot.borrow X@1,write slot.borrow X@1,stage=0 "
+    "slot.release X@1,mb=none slot.release Y@4,stage=65535,mb=8 slot.borrow Y@0,write,stage=3,mb=0\n"
+    "op none on caller : slot.acquire X@1,mb=4 grad.deposit g,mb=0 rng.draw R@0,mb=1\n"
+    "op caches on compute mb=1 : cache.fill q@0,epoch=0,layouts=1,recipe=delayed "
+    "cache.use r@8,epoch=6,layouts=255,recipe=current cache.use q@2,epoch=9,layouts=0,recipe=255\n"
+    "op grads on compute mb=1 : grad.deposit g,set grad.deposit h grad.deposit h,set,use=2,mb=3 grad.take h\n"
+    "op bytes on compute : buffer.read b[0,0) buffer.write c[1,9)@4 buffer.read c[0,8)*3/16@2 buffer.write c[4,6)*2/0 "
+    "buffer.alloc d buffer.free d buffer.take d buffer.drop d buffer.pledge d\n"
+    "op graphs on compute : graph.begin G graph.capture G@1 graph.launch H@2 graph.launch H@2,mode=0/1 "
+    "graph.launch H@2,address=4096/8192 graph.launch H@1,constant=1/18446744073709551615\n"
+    "op draws on compute mb=2 : rng.draw R@0 rng.draw R@1,count=0 rng.draw R@1,count=64,again,mb=none rng.draw Q@3\n"
+    "record e0 on compute\n"
+    "wait e1 on caller stage=1 mb=2\n"
+    "sync event e1\n"
+    "sync event e0 rank=1 stage=3\n"
+    "sync stream caller\n"
+    "sync stream \"a b\\\"\\\\\\x07\\x7f\\xff\" mb=1\n"
+    "sync device\n"
+    "sync device rank=63 stage=1 mb=4\n"
+    "destroy e1\n"
+    "step end\n";
+
+static void what_is_written_is_what_was_read_word_for_word(void **state) {
+    (void)state;
+    qe_program program;
+    qe_error error = {0};
+    char *text = NULL;
+    size_t length = 0;
+    if (read_text(written, sizeof written - 1, &program, &error) != QE_OK)
+        fail_msg("%u:%u %s", error.line, error.column, error.message);
+    FILE *out = open_memstream(&text, &length);
+    assert_int_equal(qe_trace_write(&program, out, &error), QE_OK);
+    fclose(out);
+    assert_string_equal(text, written);
+    free(text);
+    qe_program_deinit(&program);
+}
+
 static void equal_names_are_told_apart_when_written(void **state) {
     (void)state;
     qe_program program, again;
@@ -339,6 +466,7 @@ int main(void) {
         cmocka_unit_test(seventeen_effects_are_refused),
         cmocka_unit_test(seventeen_streams_are_refused_at_their_name),
         cmocka_unit_test(damaged_traces_never_harm),
+        cmocka_unit_test(what_is_written_is_what_was_read_word_for_word),
         cmocka_unit_test(equal_names_are_told_apart_when_written),
         cmocka_unit_test(a_full_disk_is_an_error),
     };

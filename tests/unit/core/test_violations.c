@@ -40,7 +40,7 @@ static const told all[] = {
      {"recompute on compute (stage 0, microbatch 0) at line 9", "rng R", "drew these numbers at 64"}},
     {"b58_rolled_back", QE_RULE_CACHE_STALE, 14, 11, 2, 1,
      {"cache q", "Version 2 is due; found version 1", "Last changed by fill on compute"}},
-    {"slot_leaks_in_the_order_of_objects", QE_RULE_SLOT_LEAK, 12, 11, 0, 1, {"step end at line 12", "slot X"}},
+    {"slot_leaks_in_the_order_of_objects", QE_RULE_SLOT_LEAK, 12, 10, 0, 1, {"step end at line 12", "slot X"}},
     {"default_stream_beside_nonblocking", QE_RULE_SYNC_SIDE, 10, 9, 1, 0, {"default never waited for free"}},
     {"ranks_hosts_are_apart", QE_RULE_SYNC_SIDE, 10, 8, 1, 0, {"c1 never waited for c0"}},
     {"nvidia_06_refill_before_replay", QE_RULE_SYNC_HOST, 13, 12, 4, 0,
