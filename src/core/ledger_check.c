@@ -120,15 +120,19 @@ static int is_in(const qe_grad_order *order, const qe_contribution *list, uint32
     return 0;
 }
 
+/* As records tell it: the use above the microbatch. */
+static uint64_t contribution_word(uint32_t microbatch, uint32_t use) { return (uint64_t)use << 32 | microbatch; }
+
 /* The next contribution due, or that it lies before the last one where only the microbatches give an order. */
 static uint32_t check_order(const qe_ledger *ledger, const qe_effect *effect, uint32_t deposits, qe_finding *out) {
     const qe_grad_order *order = &ledger->orders[effect->object];
     const qe_contribution *list = &ledger->contributions[order->first];
     if (order->ordered) {
-        if (deposits >= order->length) return find(out, 0, QE_RULE_GRAD_ORDER, QE_NONE, effect->microbatch);
+        uint64_t came = contribution_word(effect->microbatch, effect->use);
+        if (deposits >= order->length) return find(out, 0, QE_RULE_GRAD_ORDER, QE_NONE, came);
         const qe_contribution *next = &list[deposits];
         if (next->microbatch == effect->microbatch && next->use == effect->use) return 0;
-        return find(out, 0, QE_RULE_GRAD_ORDER, next->microbatch, effect->microbatch);
+        return find(out, 0, QE_RULE_GRAD_ORDER, contribution_word(next->microbatch, next->use), came);
     }
     uint32_t due = ledger->program->objects[effect->object].due;
     if (due > 0 && deposits >= due) return find(out, 0, QE_RULE_GRAD_ORDER, QE_NONE, effect->microbatch);

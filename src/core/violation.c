@@ -131,11 +131,28 @@ static void put_recipe(text *into, uint64_t recipe) {
     else put(into, "recipe %llu", (unsigned long long)recipe);
 }
 
+static void put_microbatch(text *into, uint64_t word) {
+    uint32_t microbatch = (uint32_t)word;
+    if (microbatch == QE_NONE) put(into, " of no microbatch");
+    else put(into, " of microbatch %u", microbatch);
+}
+
+/* A contribution: its use above its microbatch. Most weights are used once, and need no word of it. */
+static void put_contribution(text *into, uint64_t word, int uses) {
+    put_microbatch(into, word);
+    if (uses) put(into, ", use %u,", (unsigned)(word >> 32));
+}
+
 static void put_due(text *into, uint64_t expected, uint64_t found) {
-    if (expected == QE_NONE) put(into, " No further contribution is due; that of microbatch %llu came.",
-                                 (unsigned long long)found);
-    else put(into, " The contribution of microbatch %llu is due; that of microbatch %llu came.",
-             (unsigned long long)expected, (unsigned long long)found);
+    int uses = (expected | found) >> 32 != 0;
+    if (expected == QE_NONE) put(into, " No further contribution is due; that");
+    else {
+        put(into, " The contribution");
+        put_contribution(into, expected, uses);
+        put(into, " is due; that");
+    }
+    put_contribution(into, found, uses);
+    put(into, " came.");
 }
 
 /* What the two numbers of a record mean, per rule. */
@@ -193,7 +210,11 @@ static void put_weight_and_cache(text *into, const qe_violation *violation) {
 static void put_grad_and_buffer(text *into, const qe_violation *violation, const qe_program *program) {
     unsigned long long expected = violation->expected, found = violation->found;
     switch (violation->rule) {
-    case QE_RULE_GRAD_TWICE: put(into, " That of microbatch %llu, use %llu, is in already.", expected, found); break;
+    case QE_RULE_GRAD_TWICE:
+        put(into, " That");
+        put_contribution(into, (found << 32) | expected, 1);
+        put(into, " is in already.");
+        break;
     case QE_RULE_GRAD_ORDER: put_due(into, violation->expected, violation->found); break;
     case QE_RULE_GRAD_SET:
         if (violation->expected) put(into, " The first deposit of a step must set; this one adds.");
