@@ -47,6 +47,7 @@ class Submission:
             self._effects[effect].microbatch = microbatch
 
 
+_issue = lib.qe_ledger_issue
 _OWNED = (lib.QE_EFFECT_SLOT_ACQUIRE, lib.QE_EFFECT_SLOT_BORROW, lib.QE_EFFECT_SLOT_RELEASE,
           lib.QE_EFFECT_GRAD_DEPOSIT, lib.QE_EFFECT_RNG_DRAW)
 
@@ -59,6 +60,7 @@ class Ledger:
 
     def __init__(self, program: Program) -> None:
         self._program = program.copy()
+        self._items = self._program.item_count
         self._violations = ffi.new("qe_violations *")
         self._open = False
         self._certified = False
@@ -187,14 +189,18 @@ class Ledger:
 
     def issue(self, item: int) -> None:
         """Submits an item of the certified program as planned: counters only. Raises: ContractError."""
+        if not (self._certified and self._open and 0 <= item < self._items):  # asked at every replay
+            self._require_issue(item)
+        status = _issue(self._c, item, self._violations)
+        if status:
+            self._refuse(status)
+
+    def _require_issue(self, item: int) -> None:
         if not self._certified:
             raise Error("the program is not certified; call certify first")
-        if not 0 <= item < self._program.item_count:
-            raise ArgumentError(f"item {item} of a program of {self._program.item_count} items")
+        if not 0 <= item < self._items:
+            raise ArgumentError(f"item {item} of a program of {self._items} items")
         self._require(True)
-        status = lib.qe_ledger_issue(self._c, item, self._violations)
-        if status != lib.QE_OK:
-            self._refuse(status)
 
     # ---- state ----
 

@@ -3,14 +3,16 @@
     pipeline = qeffect.te.Pipeline([te.TransformerLayer(...), ...], schedule, loss, recipe=DelayedScaling(...), ...)
 
 What Transformer Engine keeps in globals and flags belongs to the step here: scales fold once per step, behind its last
-action and with its commit; the quantized copy of a weight is filled by the step's first microbatch and used by the
-others; postponed weight gradients belong to the slot of their microbatch. Needs Transformer Engine 2.20.
+action and with its commit (or, for parity, where Transformer Engine folds them); the quantized copy of a weight is
+filled by the step's first microbatch and used by the others; postponed weight gradients and the scales that a recompute
+needs belong to the slot of their microbatch. Needs Transformer Engine 2.20.
 """
 from __future__ import annotations
 
 import inspect
 import queue
 import re
+from collections import deque
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from .errors import ArgumentError, UnsupportedError
@@ -18,7 +20,7 @@ from .torch import Pipeline as _Pipeline
 from .torch._need import torch
 from .torch.record import Tensors
 from .torch.stage import Slot, Stage
-from .torch.trap import breach
+from .torch.trap import breach, submitted_at
 
 try:
     import transformer_engine
@@ -38,16 +40,23 @@ if _version is None or _version.groups() != KNOWN:
     raise UnsupportedError(f"qeffect.te was made for Transformer Engine 2.20; this is {transformer_engine.__version__}",
                            status="unsupported")
 
-_DIRECTIONS = ("scaling_fwd", "scaling_bwd")
+_FORWARD, _BACKWARD = "scaling_fwd", "scaling_bwd"
+_RECOMPUTE = "global_fp8_buffer_pos_fwd_recompute"  # where a module finds its queue of scales for recomputation
 
 
 class TEStage(Stage):
-    """A stage with Transformer Engine's modules in it. `recipe`: how they quantize; None: not at all."""
+    """A stage with Transformer Engine's modules in it. `recipe`: how they quantize; None: not at all. `postpones`: its
+    weight gradients are computed in W. `folds`: "step", or "te" for a fold behind each forward and each input gradient,
+    where Transformer Engine has them. `cache_weights`: quantized once per step, else by every microbatch."""
 
-    def __init__(self, module: "torch.nn.Module", name: str, index: int, slots: int, *, recipe: Any, postpones: bool,
-                 **options: Any) -> None:
+    def __init__(self, module: "torch.nn.Module", name: str, index: int, slots: int, *, recipe: Any,
+                 postpones: bool = False, folds: str = "step", cache_weights: bool = True, **options: Any) -> None:
+        if folds not in ("step", "te"):
+            raise ArgumentError(f"folds is {folds!r}; expected step or te")
         super().__init__(module, name, index, slots, **options)
-        self.recipe = recipe
+        self.recipe, self.folds, self.cache_weights = recipe, folds, cache_weights
+        self._recomputes: dict[int, list[Any]] = {}
+        self._hidden_places: list[tuple[str, Any, str, int]] = []
         self.te_modules: list[Any] = [m for m in module.modules() if isinstance(m, TransformerEngineBaseModule)]
         self.te_names = [n for n, m in module.named_modules() if isinstance(m, TransformerEngineBaseModule)]
         self._fused = self._find_fused()
@@ -64,9 +73,13 @@ class TEStage(Stage):
             for parameter in m.parameters(recurse=False):
                 if parameter.dim() > 1 and id(parameter) in self._index_of:
                     found[self._index_of[id(parameter)]] = parameter
-        if found and self.placement != "direct":
-            raise ArgumentError(f"{self.name} accumulates in main_grad itself; its placement is direct")
         return found
+
+    @property
+    def fused_grads(self) -> list[Any]:
+        """`main_grad` of the parameters that Transformer Engine accumulates itself."""
+        into = self.main_grads()
+        return [into[i] for i in self._fused]
 
     def _postpone(self) -> list[Any]:
         """Modules that leave their weight gradients to W."""
@@ -80,14 +93,15 @@ class TEStage(Stage):
         return found
 
     def _wrap(self, m: Any) -> Callable[[], None]:
-        """Tells a module whether its microbatch fills the weight's cache; evaluation leaves the cache alone."""
+        """Tells a module whether its microbatch fills the weight's cache. A call that is no action of the stage leaves
+        the cache alone, whatever flag it comes with: graphs hold its addresses."""
         original = m.forward
         if "is_first_microbatch" not in inspect.signature(original).parameters:
             return lambda: None  # attention: it has no weight
 
         def forward(*arguments: Any, **keywords: Any) -> Any:
-            if self._active is not None and keywords.get("is_first_microbatch") is None:
-                keywords["is_first_microbatch"] = self._active.first
+            cached = self._active is not None and self.cache_weights
+            keywords["is_first_microbatch"] = self._active.first if self._active is not None and cached else None
             return original(*arguments, **keywords)
 
         m.forward = forward
@@ -114,27 +128,79 @@ class TEStage(Stage):
             return super()._call(leaves)
 
     def _bind_queues(self, slot: Slot) -> None:
+        """What Transformer Engine keeps in one queue per module, slot by slot: postponed products, and the scales that
+        a recompute goes back to."""
         queues = self._queues.setdefault(id(slot), [queue.Queue() for _ in self._postponing])
         for m, own in zip(self._postponing, queues):
             m.wgrad_store.context = own
+        if self.recipe is None or not self.recipe.delayed():
+            return
+        kept = self._recomputes.setdefault(id(slot), [deque() for _ in self.te_modules])
+        shared = FP8GlobalStateManager.quantization_state.fp8_tensors_recompute_buffer
+        for m, own in zip(self.te_modules, kept):
+            at = m.fp8_meta.setdefault(_RECOMPUTE, len(shared))
+            shared += [deque() for _ in range(at + 1 - len(shared))]  # FP8GlobalStateManager.reset() emptied it
+            shared[at] = own
+
+    def drop(self) -> None:
+        """What was postponed or kept for microbatches that are given up."""
+        self._queues.clear()
+        self._recomputes.clear()
+
+    def _forward(self, slot: Slot) -> Tensors:
+        self._bind_queues(slot)
+        made = super()._forward(slot)
+        self._fold_here(_FORWARD)
+        return made
 
     def _input_grad(self, slot: Slot) -> Tensors:
         self._bind_queues(slot)
         for parameter in self._fused.values():
             parameter.grad_added_to_main_grad = False
-        gradients = super()._input_grad(slot)
+        into = self._to_scratch(fill=not self._postponing)
+        try:
+            gradients = super()._input_grad(slot)
+        finally:
+            self._from_scratch(into, empty=not self._postponing)
         for i in self._fused:  # what comes back for them is a stand-in
             slot.stash.pop(i, None)
         slot.fused = [i for i, parameter in self._fused.items() if parameter.grad_added_to_main_grad]
+        self._fold_here(_BACKWARD)
         return gradients
 
     def _own_weight_grads(self, slot: Slot) -> dict[int, Any]:
         self._bind_queues(slot)
-        with torch.no_grad():
-            for m in reversed(self._postponing):
-                m.backward_dw()
-        into = self.main_grads()
-        return {i: into[i] for i in slot.fused}
+        if self._postponing:
+            into = self._to_scratch(fill=True)
+            try:
+                with torch.no_grad():
+                    for m in reversed(self._postponing):
+                        m.backward_dw()
+            finally:
+                self._from_scratch(into, empty=True)
+        found = self.main_grads()
+        return {i: found[i] for i in slot.fused}
+
+    def _to_scratch(self, fill: bool) -> dict[int, Any]:
+        """placement="copy": products accumulate in scratch, which `fill` gives what was accumulated so far."""
+        if self.placement == "direct":
+            return {}
+        into = {i: parameter.main_grad for i, parameter in self._fused.items()}
+        for i, parameter in self._fused.items():
+            parameter.main_grad = self._scratch.setdefault(i, torch.empty_like(into[i]))
+            if fill:
+                parameter.main_grad.copy_(into[i])
+        return into
+
+    def _from_scratch(self, into: Mapping[int, Any], empty: bool) -> None:
+        for i, there in into.items():
+            if empty:
+                there.copy_(self._scratch[i])
+            self._fused[i].main_grad = there
+
+    def _fold_here(self, direction: str) -> None:
+        if self.folds == "te":
+            _fold([s for name, s in self.states().items() if name.endswith(direction)], self.recipe, direction)
 
     # ---- hidden state ----
 
@@ -144,21 +210,28 @@ class TEStage(Stage):
         if self.recipe is None or not self.recipe.delayed():
             return found
         for name, m in zip(self.te_names, self.te_modules):
-            for direction in _DIRECTIONS:
+            for direction in (_FORWARD, _BACKWARD):
                 if direction in m.fp8_meta:
                     found[f"{self.name}.{name}.{direction}" if name else f"{self.name}.{direction}"] = (
                         m.fp8_meta[direction])
         return found
 
-    def _sealed_places(self) -> list[tuple[str, dict[str, Any], str]]:
-        """Scales and histories, too: their kernels write where they were."""
-        found = super()._sealed_places()
-        for name, state in self.states().items():
-            found += [(f"{name}.{part}", vars(state), part) for part in ("scale", "amax_history")]
-        return found
+    def prepare(self, *arguments: Any) -> None:
+        super().prepare(*arguments)
+        self._hidden_places = [(f"{name}.{part}", state, part, getattr(state, part).data_ptr())
+                               for name, state in self.states().items() for part in ("scale", "amax_history")]
 
-    def _keep_state(self) -> Callable[[], None]:
-        put_back = super()._keep_state()
+    def hidden_moved(self) -> Optional[tuple[str, int, int]]:
+        """As `moved`, of scales and histories: graphs write where they were. Only Transformer Engine exchanges them,
+        for another length of history, so it is asked once per step."""
+        for name, state, part, then in self._hidden_places if self.capture else []:
+            now = getattr(state, part).data_ptr()
+            if now != then:
+                return name, then, now
+        return None
+
+    def keep_hidden(self) -> Callable[[], None]:
+        put_back = super().keep_hidden()
         before = {n: (s.scale.clone(), s.amax_history.clone()) for n, s in self.states().items()}
 
         def put_all_back() -> None:
@@ -179,12 +252,16 @@ class Pipeline(_Pipeline):
     """As qeffect.torch.Pipeline, with `recipe`: DelayedScaling, Float8CurrentScaling, Float8BlockScaling, or None.
 
     Modules with `fuse_wgrad_accumulation=True` accumulate in `main_grad` by their own products; a schedule with W then
-    postpones them (`bias=False`). Raises: also UnsupportedError for what Transformer Engine cannot do.
+    postpones them (`bias=False`). folds: "step": one fold per step and scale, behind its last action; "te": behind each
+    forward and each backward, as Transformer Engine's own loop has them. cache_weights: each weight is quantized by the
+    step's first microbatch; False: by every one. Raises: also UnsupportedError for what Transformer Engine cannot do.
     """
 
     def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Any, loss: Any, *, recipe: Any,
-                 **options: Any) -> None:
-        self.recipe = recipe
+                 folds: str = "step", cache_weights: bool = True, **options: Any) -> None:
+        self.recipe, self.folds, self.cache_weights = recipe, folds, cache_weights
+        self._hidden: list[Any] = []  # scales and histories as the step finds them, and what they were then
+        self._before: list[Any] = []
         super().__init__(modules, schedule, loss, **options)
 
     def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
@@ -194,30 +271,68 @@ class Pipeline(_Pipeline):
             raise ArgumentError(f"stage {index}: the first forward is not of the microbatch whose gradient is first; "
                                 "Transformer Engine's weight cache and gradients go by one flag")
         return TEStage(module, name, index, self.contract.slot_counts[index], recipe=self.recipe, postpones=postpones,
-                       **options)
+                       folds=self.folds, cache_weights=self.cache_weights, **options)
 
     def _te_stages(self) -> list[TEStage]:
         return [stage for stage in self.stages if isinstance(stage, TEStage)]
 
+    def _states(self) -> dict[str, Any]:
+        return {n: s for stage in self._te_stages() for n, s in stage.states().items()}
+
+    def begin(self) -> None:
+        super().begin()
+        for stage in self._te_stages():
+            moved = stage.hidden_moved()
+            if moved is not None:
+                super().abort()
+                raise breach("graph.address", f"{moved[0]} was at {moved[1]:#x} when graphs were captured and is at "
+                             f"{moved[2]:#x}", stage.name, None, submitted_at())
+        states = list(self._states().values())
+        with torch.no_grad():
+            if states:
+                # What an evaluation that nobody announced left in the running row is no amax of this step.
+                torch._foreach_zero_([s.amax_history[0] for s in states])
+                self._hidden = [s.scale for s in states] + [s.amax_history for s in states]
+                if [t.shape for t in self._before] != [t.shape for t in self._hidden]:
+                    self._before = [torch.empty_like(t) for t in self._hidden]
+                torch._foreach_copy_(self._before, self._hidden)
+            fused = [g for stage in self._te_stages() for g in stage.fused_grads]
+            if fused and not self.cache_weights:  # its products then always add
+                torch._foreach_zero_(fused)
+
     def _committed(self, veto: Optional["torch.Tensor"]) -> None:
-        states = {n: s for stage in self._te_stages() for n, s in stage.states().items()}
-        if states:
-            fold(states, self.recipe, veto)
+        states = self._states()
+        if not states:
+            return
+        if self.folds == "step":
+            fold(states, self.recipe)
+        if veto is not None:
+            with torch.no_grad():
+                for now, then in zip(self._hidden, self._before):
+                    now.copy_(torch.where(veto > 0, then, now))
+
+    def abort(self) -> None:
+        """As qeffect.torch.Pipeline.abort; scales and histories, too, are as before the step."""
+        was_open = self.contract.is_open
+        super().abort()
+        for stage in self._te_stages():
+            stage.drop()
+        if was_open and self._hidden:
+            with torch.no_grad():
+                torch._foreach_copy_(self._hidden, self._before)
 
     def fp8_state(self) -> dict[str, "torch.Tensor"]:
         """Scales and amax histories as plain tensors: "stage.module.scaling_fwd.scale", "...amax_history". Copies."""
         found: dict[str, "torch.Tensor"] = {}
-        for stage in self._te_stages():
-            for name, state in stage.states().items():
-                found[f"{name}.scale"] = state.scale.detach().clone()
-                found[f"{name}.amax_history"] = state.amax_history.detach().clone()
+        for name, state in self._states().items():
+            found[f"{name}.scale"] = state.scale.detach().clone()
+            found[f"{name}.amax_history"] = state.amax_history.detach().clone()
         return found
 
     def load_fp8_state(self, tensors: Mapping[str, "torch.Tensor"]) -> None:
         """Takes what fp8_state gave, in place. Between steps. Raises: ArgumentError for missing names and other shapes;
         then nothing has changed."""
-        own = {f"{n}.{part}": getattr(s, part) for stage in self._te_stages()
-               for n, s in stage.states().items() for part in ("scale", "amax_history")}
+        own = {f"{n}.{part}": getattr(s, part) for n, s in self._states().items() for part in ("scale", "amax_history")}
         if set(own) != set(tensors):
             raise ArgumentError(f"FP8 state differs in {sorted(set(own) ^ set(tensors))[:4]}")
         for name, tensor in own.items():
@@ -229,7 +344,7 @@ class Pipeline(_Pipeline):
 
     def evaluate(self, inputs: Sequence["torch.Tensor"], targets: Sequence["torch.Tensor"]) -> "torch.Tensor":
         """As qeffect.torch.Pipeline.evaluate; scales are used, and no amax stays behind."""
-        put_back = [stage._keep_state() for stage in self._te_stages()]
+        put_back = [stage.keep_hidden() for stage in self._te_stages()]
         try:
             return super().evaluate(inputs, targets)
         finally:
@@ -237,23 +352,18 @@ class Pipeline(_Pipeline):
                 undo()
 
 
-def fold(states: Mapping[str, Any], recipe: Any, veto: Optional["torch.Tensor"] = None) -> None:
-    """amax -> history -> next scale, by Transformer Engine's own kernel, once for all states of both directions. Where
-    `veto` (float32 [], on the device) is 1, scales and histories stay and the step's amaxes are dropped."""
+def fold(states: Mapping[str, Any], recipe: Any) -> None:
+    """amax -> history -> next scale, by Transformer Engine's own kernel, once for all states of both directions."""
+    for direction in (_FORWARD, _BACKWARD):
+        _fold([s for name, s in states.items() if name.endswith(direction)], recipe, direction)
+
+
+def _fold(states: Sequence[Any], recipe: Any, direction: str) -> None:
     import transformer_engine_torch as tex
+    if not states:
+        return
     with torch.no_grad():
-        for forward, direction in ((True, "scaling_fwd"), (False, "scaling_bwd")):
-            own = [s for name, s in states.items() if name.endswith(direction)]
-            if not own:
-                continue
-            histories, scales = [s.amax_history for s in own], [s.scale for s in own]
-            before = [t.clone() for t in (*histories, *scales)] if veto is not None else []
-            tex.fused_amax_and_scale_update_after_reduction(
-                torch.cat([h[0] for h in histories]), histories, scales, recipe.amax_compute_algo,
-                get_fp8_te_dtype(recipe, forward), recipe.margin)
-            if veto is None:
-                continue
-            for h in before[:len(histories)]:
-                h[0].zero_()
-            for now, then in zip((*histories, *scales), before):
-                now.copy_(torch.where(veto > 0, then, now))
+        histories, scales = [s.amax_history for s in states], [s.scale for s in states]
+        tex.fused_amax_and_scale_update_after_reduction(
+            torch.cat([h[0] for h in histories]), histories, scales, recipe.amax_compute_algo,
+            get_fp8_te_dtype(recipe, direction == _FORWARD), recipe.margin)

@@ -8,100 +8,49 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch installs it)")
-te = pytest.importorskip("transformer_engine.pytorch", reason="Transformer Engine is not installed",
-                         exc_type=(ImportError, OSError, RuntimeError))
+te_world = pytest.importorskip("te_world", reason="Transformer Engine is not installed",
+                               exc_type=(ImportError, OSError, RuntimeError))
 pytestmark = [pytest.mark.te, pytest.mark.gpu]
 
-from transformer_engine.common.recipe import (DelayedScaling, Float8BlockScaling, Float8CurrentScaling,  # noqa: E402
-                                              Format)
-from transformer_engine.pytorch.quantization import FP8GlobalStateManager  # noqa: E402
-
+import qeffect  # noqa: E402
 import qeffect.torch as qt  # noqa: E402
-from qeffect import Schedule  # noqa: E402
-
-HIDDEN, TOKENS, MICROBATCHES, STEPS = 256, 128, 4, 12
-RECIPES = {"delayed": DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=4), "current": Float8CurrentScaling(),
-           "block": Float8BlockScaling()}
-ORDERS = [("1f1b", 2, 1), ("interleaved", 1, 2), ("zbh1", 2, 1), ("zbv", 1, 2)]
+from te_world import (HIDDEN, MICROBATCHES, ORDERS, RECIPES, STEPS, TOKENS, FP8GlobalStateManager, adamw,  # noqa: E402
+                      data, loss_of, modules, same, schedule_of, te)
 
 
 @pytest.fixture(autouse=True)
 def clean_globals() -> Any:
-    FP8GlobalStateManager.reset()
+    te_world.clean_globals()
     yield
-    FP8GlobalStateManager.reset()
+    te_world.clean_globals()
 
 
-class Block(torch.nn.Module):
-    """LayerNormLinear, Linear, LayerNormMLP: everything but attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        words = {"bias": False, "params_dtype": torch.bfloat16, "fuse_wgrad_accumulation": True}
-        self.a = te.LayerNormLinear(HIDDEN, HIDDEN, **words)
-        self.b = te.Linear(HIDDEN, HIDDEN, **words)
-        self.c = te.LayerNormMLP(HIDDEN, 2 * HIDDEN, **words)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.c(self.b(self.a(x)))
-
-
-def modules(seed: int = 0, kind: Any = Block) -> list[Any]:
-    torch.manual_seed(seed)
-    made = [kind().cuda() for _ in range(2)]
-    for parameter in (p for m in made for p in m.parameters()):
-        parameter.main_grad = torch.zeros(parameter.shape, device="cuda")
-    return made
-
-
-def data(steps: int = STEPS, zero: bool = True) -> list[Any]:
-    """Amaxes rise and fall from step to step; one microbatch is all zero."""
-    generator = torch.Generator().manual_seed(3)
-    made = torch.randn(steps, 2, MICROBATCHES, TOKENS, HIDDEN, generator=generator)
-    made *= torch.tensor([1.0, 8.0, 0.25, 3.0] * 3)[:steps].reshape(-1, 1, 1, 1, 1)
-    if zero:
-        made[steps // 2, 0, 1] = 0
-    made = made.cuda().bfloat16()
-    return [(list(step[0]), list(step[1])) for step in made]
-
-
-def loss_of(output: Any, target: Any) -> Any:
-    return torch.nn.functional.mse_loss(output.float(), target.float())
-
-
-def pipeline_of(made: Any, order: Any, recipe: str, capture: bool) -> tuple[Any, Any]:
+def pipeline_of(made: Any, order: str, recipe: str, capture: bool, optimizer: Any = None,
+                **options: Any) -> tuple[Any, Any]:
     import qeffect.te as qte
-    name, ranks, chunks = order
-    schedule = Schedule.generate(name, ranks=ranks, chunks=chunks, microbatches=MICROBATCHES)
-    optimizer = torch.optim.AdamW([p for m in made for p in m.parameters()], lr=1e-3, fused=True)
+    optimizer = adamw(made) if optimizer is None else optimizer
     x, y = data(1)[0]
-    pipeline = qte.Pipeline(made, schedule, loss_of, recipe=RECIPES[recipe], example=(x[0], y[0]), optimizer=optimizer,
-                            capture=capture, quiet=True)
+    pipeline = qte.Pipeline(made, schedule_of(order), loss_of, recipe=RECIPES[recipe], example=(x[0], y[0]),
+                            optimizer=optimizer, capture=capture, quiet=True, **options)
     return pipeline, optimizer
 
 
 def state(pipeline: Any, made: Any, optimizer: Any) -> list[Any]:
-    found = [p.detach().clone() for m in made for p in m.parameters()]
-    found += [v.clone() for m in made for p in m.parameters() for _, v in sorted(optimizer.state[p].items())]
-    return found + [v for _, v in sorted(pipeline.fp8_state().items())]
+    return te_world.state(made, optimizer)
 
 
-def trained(order: Any, recipe: str, capture: bool) -> tuple[list[Any], list[Any]]:
+def trained(order: str, recipe: str, capture: bool, **options: Any) -> tuple[list[Any], list[Any]]:
     made = modules()
-    pipeline, optimizer = pipeline_of(made, order, recipe, capture)
+    pipeline, optimizer = pipeline_of(made, order, recipe, capture, **options)
     losses = [pipeline.step(*batch) for batch in data()]
     found = state(pipeline, made, optimizer)
     pipeline.close()
     return losses, found
 
 
-def same(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
-
-
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_eager_and_captured_have_the_same_bits_in_every_order(recipe: str) -> None:
-    first_losses, first = trained(("gpipe", 2, 1), recipe, False)
+    first_losses, first = trained("gpipe", recipe, False)
     assert all(bool(loss.isfinite().all()) for loss in first_losses)
     for order in ORDERS:
         for capture in (False, True):
@@ -112,7 +61,7 @@ def test_eager_and_captured_have_the_same_bits_in_every_order(recipe: str) -> No
 
 def test_scales_of_every_tensor_that_is_quantized_rise_and_fall() -> None:
     made = modules()
-    pipeline, _ = pipeline_of(made, ORDERS[0], "delayed", True)
+    pipeline, _ = pipeline_of(made, "1f1b", "delayed", True)
     seen = []
     for batch in data():
         pipeline.step(*batch)
@@ -124,7 +73,7 @@ def test_scales_of_every_tensor_that_is_quantized_rise_and_fall() -> None:
 
 def test_a_step_that_is_not_finite_leaves_scales_and_histories_too() -> None:
     made = modules()
-    pipeline, optimizer = pipeline_of(made, ORDERS[2], "delayed", True)
+    pipeline, optimizer = pipeline_of(made, "zbh1", "delayed", True)
     batches = data(4, zero=False)
     pipeline.step(*batches[0])
     before = state(pipeline, made, optimizer)
@@ -136,7 +85,7 @@ def test_a_step_that_is_not_finite_leaves_scales_and_histories_too() -> None:
     after = state(pipeline, made, optimizer)
     assert not same(after, before)
     other = modules()
-    clean, other_optimizer = pipeline_of(other, ORDERS[2], "delayed", True)
+    clean, other_optimizer = pipeline_of(other, "zbh1", "delayed", True)
     clean.step(*batches[0])
     clean.step(*batches[1])
     assert same(state(clean, other, other_optimizer), after)
@@ -147,7 +96,7 @@ def test_an_evaluation_between_steps_leaves_no_amax() -> None:
     found = []
     for evaluates in (False, True):
         made = modules()
-        pipeline, optimizer = pipeline_of(made, ORDERS[0], "delayed", True)
+        pipeline, optimizer = pipeline_of(made, "1f1b", "delayed", True)
         for inputs, targets in data(3, zero=False):
             if evaluates:
                 pipeline.evaluate([x * 100 for x in inputs], targets)
@@ -160,7 +109,7 @@ def test_fp8_state_is_plain_tensors_that_another_pipeline_goes_on_with(tmp_path:
     from safetensors.torch import load_file, save_file
     batches = data(6, zero=False)
     made = modules()
-    pipeline, optimizer = pipeline_of(made, ORDERS[0], "delayed", True)
+    pipeline, optimizer = pipeline_of(made, "1f1b", "delayed", True)
     for batch in batches[:3]:
         pipeline.step(*batch)
     save_file(pipeline.fp8_state(), str(tmp_path / "fp8.safetensors"))
@@ -169,7 +118,7 @@ def test_fp8_state_is_plain_tensors_that_another_pipeline_goes_on_with(tmp_path:
     with torch.no_grad():
         for p, q in zip((p for m in made for p in m.parameters()), (q for m in other for q in m.parameters())):
             q.copy_(p)
-    resumed, other_optimizer = pipeline_of(other, ORDERS[2], "delayed", True)
+    resumed, other_optimizer = pipeline_of(other, "zbh1", "delayed", True)
     other_optimizer.load_state_dict(moments)
     resumed.load_fp8_state(load_file(str(tmp_path / "fp8.safetensors"), device="cuda"))
     for batch in batches[3:]:
@@ -181,7 +130,7 @@ def test_fp8_state_is_plain_tensors_that_another_pipeline_goes_on_with(tmp_path:
 def test_the_global_flag_of_other_graphs_is_refused() -> None:
     """H9, Transformer Engine #3298: a flag of graphs made elsewhere decides whether weights are quantized."""
     made = modules()
-    pipeline, _ = pipeline_of(made, ORDERS[0], "delayed", False)
+    pipeline, _ = pipeline_of(made, "1f1b", "delayed", False)
     FP8GlobalStateManager.set_skip_fp8_weight_update_tensor(True)
     with pytest.raises(qt.Trap) as caught:
         pipeline.step(*data(1)[0])
@@ -214,11 +163,167 @@ def test_a_captured_transformer_layer_has_the_bits_of_the_eager_one() -> None:
     for capture in (False, True):
         import qeffect.te as qte
         made = modules(kind=layer)
-        optimizer = torch.optim.AdamW([p for m in made for p in m.parameters()], lr=1e-3, fused=True)
-        pipeline = qte.Pipeline(made, Schedule.generate("1f1b", ranks=2, microbatches=MICROBATCHES), loss_of,
+        optimizer = adamw(made)
+        pipeline = qte.Pipeline(made, schedule_of("1f1b"), loss_of,
                                 recipe=RECIPES["delayed"], example=(batches[0][0][0], batches[0][1][0]),
                                 optimizer=optimizer, capture=capture, quiet=True)
         for batch in batches:
             pipeline.step(*batch)
         found.append(state(pipeline, made, optimizer))
     assert same(*found)
+
+
+def veto_leaves_everything(make_optimizer: Any, capture: bool, spoil: Any) -> None:
+    made = modules()
+    optimizer = make_optimizer([p for m in made for p in m.parameters()])
+    pipeline, _ = pipeline_of(made, "zbh1", "delayed", capture, optimizer)
+    batches = data(4, zero=False)
+    pipeline.step(*batches[0])
+    before = state(pipeline, made, optimizer)
+    spoil(pipeline, batches[1])
+    assert same(state(pipeline, made, optimizer), before)
+    assert int(pipeline.guard.commits) == 1
+    pipeline.step(*batches[1])
+    after = state(pipeline, made, optimizer)
+    assert not same(after, before) and int(pipeline.guard.commits) == 2
+    other = modules()
+    clean_optimizer = make_optimizer([p for m in other for p in m.parameters()])
+    clean, _ = pipeline_of(other, "zbh1", "delayed", capture, clean_optimizer)
+    clean.step(*batches[0])
+    clean.step(*batches[1])
+    assert same(state(clean, other, clean_optimizer), after)
+
+
+def step_that_is_not_finite(pipeline: Any, batch: Any) -> None:
+    inputs, targets = [list(part) for part in batch]
+    targets[2] = targets[2] * float("nan")
+    pipeline.step(inputs, targets)
+
+
+def step_that_is_vetoed(pipeline: Any, batch: Any) -> None:
+    pipeline.guard.veto()
+    pipeline.step(*batch)
+
+
+def step_that_is_aborted(pipeline: Any, batch: Any) -> None:
+    pipeline.begin()
+    for action in pipeline.actions[:9]:  # some input gradients are computed whose weight gradients are not
+        pipeline.run(action, batch[0][action.microbatch] * 100, batch[1][action.microbatch])
+    pipeline.abort()
+
+
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    "FusedAdam": lambda parameters: te.optimizers.FusedAdam(parameters, lr=1e-3, capturable=True),
+    "FusedAdam with masters": lambda parameters: te.optimizers.FusedAdam(parameters, lr=1e-3, capturable=True,
+                                                                         master_weights=True)}
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("spoil", [step_that_is_not_finite, step_that_is_vetoed, step_that_is_aborted])
+def test_a_step_that_does_not_commit_leaves_everything_as_it_was(spoil: Any, optimizer: str, capture: bool) -> None:
+    veto_leaves_everything(OPTIMIZERS[optimizer], capture, spoil)
+
+
+@pytest.mark.parametrize("folds", ["step", "te"])
+def test_a_vetoed_step_is_undone_wherever_scales_fold(folds: str) -> None:
+    made = modules()
+    pipeline, optimizer = pipeline_of(made, "zbh1", "delayed", True, folds=folds)
+    batches = data(3, zero=False)
+    pipeline.step(*batches[0])
+    before = state(pipeline, made, optimizer)
+    for spoil in (step_that_is_not_finite, step_that_is_vetoed, step_that_is_aborted):
+        spoil(pipeline, batches[1])
+        assert same(state(pipeline, made, optimizer), before), spoil
+
+
+def test_no_step_waits_for_the_device() -> None:
+    made = modules()
+    optimizer = OPTIMIZERS["FusedAdam"]([p for m in made for p in m.parameters()])
+    pipeline, _ = pipeline_of(made, "zbh1", "delayed", True, optimizer)
+    batch = data(1)[0]
+    pipeline.step(*batch)
+    torch.cuda.set_sync_debug_mode("error")  # torch raises where it would synchronise
+    try:
+        pipeline.guard.veto()
+        pipeline.step(*batch)
+        pipeline.step(*batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_transformer_engines_optimizer_that_counts_on_the_host_is_refused() -> None:
+    made = modules(count=1)
+    parameters = [p for m in made for p in m.parameters()]
+    for options, reason in (({}, "capturable"), ({"capturable": True, "use_decoupled_grad": True}, "decoupled")):
+        with pytest.raises(qeffect.UnsupportedError, match=reason):
+            qt.StepGuard(te.optimizers.FusedAdam(parameters, **options))
+
+
+def test_capture_is_switched_off_and_on_in_the_middle_of_a_run() -> None:
+    _, expected = trained("zbh1", "delayed", True)
+    made = modules()
+    pipeline, optimizer = pipeline_of(made, "zbh1", "delayed", True)
+    for step, batch in enumerate(data()):
+        pipeline.set_capture(step % 2 == 0)
+        pipeline.step(*batch)
+    assert same(state(pipeline, made, optimizer), expected)
+
+
+def test_a_call_of_the_modules_between_steps_leaves_no_amax_and_no_cache() -> None:
+    """H17, without the pipeline knowing: a loop evaluates as it always did, whatever flag it passes."""
+    found = []
+    for evaluates in (False, True):
+        made = modules()
+        pipeline, optimizer = pipeline_of(made, "1f1b", "delayed", True)
+        for inputs, targets in data(4, zero=False):
+            if evaluates:
+                with torch.no_grad(), te.autocast(enabled=True, recipe=RECIPES["delayed"]):
+                    for first in (True, False, None):
+                        made[0](inputs[0] * 100, first)
+            pipeline.step(inputs, targets)
+        found.append(state(pipeline, made, optimizer))
+    assert same(*found)
+
+
+def test_an_example_leaves_no_amax() -> None:
+    found = []
+    for factor in (1, 100):
+        made = modules()
+        import qeffect.te as qte
+        inputs, targets = data(1)[0]
+        optimizer = adamw(made)
+        pipeline = qte.Pipeline(made, schedule_of("1f1b"), loss_of, recipe=RECIPES["delayed"], capture=factor > 1,
+                                example=(inputs[0] * factor, targets[0]), optimizer=optimizer, quiet=True)
+        pipeline.step(inputs, targets)
+        found.append(state(pipeline, made, optimizer))
+    assert same(*found)
+
+
+class Recomputed(torch.nn.Module):
+    """Transformer Engine's checkpoint around a block. Its queue of scales is one per module, first in, first out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = te_world.Block()
+
+    def forward(self, x: Any) -> Any:
+        return te.checkpoint(self.block, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zbh1", "reversed"])
+def test_recomputation_has_the_bits_of_what_was_kept(order: str) -> None:
+    """H16: also when input gradients do not come in the order of the forwards."""
+    found = []
+    for kind in (te_world.Block, Recomputed):
+        for capture in (False, True):
+            made = modules(kind=kind)
+            pipeline, optimizer = pipeline_of(made, order, "delayed", capture)
+            batches = data(4, zero=False)
+            for step, batch in enumerate(batches):
+                if step == 2:
+                    step_that_is_aborted(pipeline, batch)
+                pipeline.step(*batch)
+            found.append(te_world.state(made, optimizer))
+    assert all(same(found[0], other) for other in found[1:])

@@ -384,3 +384,46 @@ def test_memory_of_graphs_follows_live_slots() -> None:
         torch.cuda.empty_cache()
         used.append(torch.cuda.memory_reserved() - before)
     assert used[0] == used[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_change_between_forward_and_backward_are_refused_every_time(device: str) -> None:
+    """H10. A fused optimizer raises no version of a parameter; that it stepped is told by torch."""
+    (module,) = copies(blocks(1), device)
+    (call,) = graphed([module], device, names=["layer"])
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+
+    def by_hand() -> None:
+        with torch.no_grad():
+            module.up.weight.mul_(2)
+
+    for turn in range(RUNS):
+        y = call(sample(device, 1)).sum()
+        (by_hand if turn % 2 else optimizer.step)()
+        if turn == 0:  # without gradients it steps over nothing, and is told all the same
+            assert all(p.grad is None for p in module.parameters())
+        with pytest.raises(qt.Trap) as caught:
+            y.backward()
+        assert (caught.value.rule, caught.value.module) == ("weight.version", "layer")
+        assert turn % 2 == 0 or "up.weight" in str(caught.value)
+        call.abort()
+    call(sample(device, 1)).sum().backward()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_given_up_has_no_backward_and_the_next_call_is_clean(device: str) -> None:
+    base = blocks(1)
+    (expected,), (module,) = copies(base, device), copies(base, device)
+    (call,) = graphed([module], device)
+    for seed in range(3):
+        given_up = call(sample(device, 9)).sum()
+        call.abort()
+        with pytest.raises(qt.Trap) as caught:
+            given_up.backward()
+        assert caught.value.rule == "slot.stale"
+        call(sample(device, seed)).sum().backward()
+        expected(sample(device, seed)).sum().backward()
+        with pytest.raises(qt.Trap):
+            given_up.backward()
+    for p, q in zip(expected.parameters(), module.parameters()):
+        close(p.grad, q.grad)

@@ -219,6 +219,24 @@ def test_an_optimizer_that_is_stepped_between_forward_and_backward_is_refused(de
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_weight_that_is_written_between_forward_and_backward_is_refused(capture: bool, device: str) -> None:
+    pipeline, optimizer, modules, data = begun(device, capture)
+    inputs, targets = data[1]
+    pipeline.begin()
+    backward = next(i for i, action in enumerate(pipeline.actions) if action.kind != "F")
+    for action in pipeline.actions[:backward]:
+        pipeline.run(action, inputs[action.microbatch], targets[action.microbatch])
+    with torch.no_grad():
+        modules[3].up.weight.mul_(1.0)
+    with pytest.raises(qt.Trap, match="model.layers.3.up.weight") as caught:
+        pipeline.run(pipeline.actions[backward], inputs[0], targets[0])
+    assert caught.value.rule == "weight.version" and "test_torch_pipeline.py" in caught.value.submitted
+    pipeline.abort()
+    pipeline.step(*data[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_parameter_without_a_gradient_is_named_unless_that_is_allowed(device: str) -> None:
     class Unused(Block):
         def __init__(self) -> None:

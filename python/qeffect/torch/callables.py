@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten
 
 from ..errors import ArgumentError, ContractError
@@ -72,6 +73,8 @@ class _Free:
                           for i, slot in enumerate(slots)]
         self._last: Any = None
         self._live: dict[int, Any] = {}
+        self._made = [0] * len(names)    # generations of each slot, and how many of them before the last abort
+        self._before = [0] * len(names)
         self._lock = threading.RLock()  # forwards and backwards may come from different threads
         self.ledger.step_begin()
 
@@ -81,10 +84,14 @@ class _Free:
             self.streams.order(self._last, current)
         self._last = current
 
-    def _submit(self, submission: Submission, generation: int, microbatch: int, effects: int) -> None:
-        submission.set_microbatch(microbatch)
+    def _submit(self, submission: Submission, index: int, generation: int, effects: int) -> None:
+        """Microbatches and generations are counted from the first call; the ledger counts from the last abort."""
+        if generation <= self._before[index]:
+            raise ContractError(f"slot.stale: generation {generation} was given up; the slot is at "
+                                f"{self._made[index]}", rule="slot.stale")
+        submission.set_microbatch(generation - 1)
         for effect in range(effects):
-            submission.set_version(effect, generation)
+            submission.set_version(effect, generation - self._before[index])
         self.ledger.submit(submission)
 
     def forward(self, index: int, slots: Sequence[Slot], microbatch: int) -> tuple[Slot, int, int]:
@@ -92,11 +99,12 @@ class _Free:
         with self._lock:
             reference = self._live.get(index)
             if reference is not None and reference() is None:  # its autograd graph is gone: no backward will come
-                self._submit(self._backward[index], slot.generation, slot.microbatch, 2)
+                self._submit(self._backward[index], index, slot.generation, 2)
                 del self._live[index]
             generation = slot.generation + 1
             self._enter()
-            self._submit(self._forward[index], generation, generation - 1, 1)
+            self._submit(self._forward[index], index, generation, 1)
+            self._made[index] = generation
             return slot, generation, generation - 1
 
     def keep(self, index: int, handle: _Handle) -> None:
@@ -106,7 +114,7 @@ class _Free:
     def backward(self, index: int, handle: _Handle, kind: str) -> None:
         with self._lock:
             self._enter()
-            self._submit(self._backward[index], handle.generation, handle.microbatch, 2)
+            self._submit(self._backward[index], index, handle.generation, 2)
             self._live.pop(index, None)
 
     def refuse_launch(self, index: int, microbatch: int, frozen: str, captured: int, now: int) -> None:
@@ -117,6 +125,7 @@ class _Free:
         with self._lock:
             self.ledger.step_abort()
             self._live.clear()
+            self._before = list(self._made)
             self.ledger.step_begin()
 
 
@@ -220,6 +229,8 @@ class _Runner:
 
     def backward(self, handle: _Handle, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         stage, slot = self.stage, handle.slot
+        if handle.generation == slot.generation:
+            stage.check_weights(slot)
         try:
             self.rights.backward(stage.index, handle, INPUT_GRAD if self.split else BACKWARD)
         except ContractError as error:
@@ -339,11 +350,25 @@ def make_graphed_callables(
     else:
         made = _make_planned(modules, samples, keywords, names, capture, streams, allow_unused_input, num_warmup_iters,
                              list(_order), _num_layers_per_chunk)
+    _tell_commits(made[1])
     if not quiet:
         seconds = sum(stage.capture_seconds for stage in made[1])
         sets = sum(len(stage.slots) for stage in made[1])
         print(f"qeffect: captured {len(made[1])} modules, {sets} slots in {seconds:.2f} s", file=sys.stderr)
     return made[0][0] if single and _order is None else tuple(made[0]) if _order is None else made[0]
+
+
+def _tell_commits(stages: Sequence[Stage]) -> None:
+    """Every step of an optimizer is told to the stages whose parameters it has."""
+    known = weakref.WeakSet(stages)
+
+    def stepped(optimizer: Any, arguments: Any, words: Any) -> None:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for stage in known:
+            stage.commits += any(id(p) in own for p in stage.parameters)
+
+    hook = register_optimizer_step_post_hook(stepped)
+    weakref.finalize(stages[0], hook.remove)
 
 
 def _keywords(sample_kwargs: Any, count: int) -> list[dict[str, Any]]:

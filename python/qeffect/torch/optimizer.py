@@ -2,21 +2,22 @@
 round trip. Parameters, moments and step counts are otherwise as they were."""
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from ..errors import UnsupportedError
 from ._need import torch
 
 
 class StepGuard:
-    """Guards torch's fused Adam and AdamW (through `found_inf`) and Transformer Engine's capturable FusedAdam.
+    """Guards torch's fused Adam and AdamW (through `found_inf`) and Transformer Engine's capturable FusedAdam (through
+    its overflow flag).
 
     `commits`: int64 [1] on the device, the number of steps that became visible; weights are of this version.
     Raises: UnsupportedError for another optimizer, with the reason.
     """
 
     def __init__(self, optimizer: "torch.optim.Optimizer", device: Optional["torch.device"] = None) -> None:
-        _require_veto(optimizer)
+        self._step = _vetoed_step(optimizer)
         self.optimizer: Any = optimizer
         self.device = device or next(p.device for group in optimizer.param_groups for p in group["params"])
         self.vetoed = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -34,23 +35,60 @@ class StepGuard:
         dense = [gradient for gradient in gradients if gradient is not None]
         if dense:
             torch._amp_foreach_non_finite_check_and_unscale_(dense, found, self._one)
-        self.optimizer.grad_scale = None
-        self.optimizer.found_inf = found.reshape(())
-        try:
-            self.optimizer.step()
-        finally:
-            self.optimizer.found_inf = None
+        self._step(self.optimizer, found)
         self.commits.add_((1 - found).to(torch.int64))
         self.vetoed.zero_()
         return found.reshape(())
 
 
-def _require_veto(optimizer: Any) -> None:
+def _step_of_torch(optimizer: Any, found: "torch.Tensor") -> None:
+    optimizer.grad_scale = None
+    optimizer.found_inf = found.reshape(())
+    try:
+        optimizer.step()
+    finally:
+        optimizer.found_inf = None
+
+
+class _Overflow:
+    """A gradient scaler as Transformer Engine's optimizer asks one: the scale is 1; what is Inf was found before."""
+
+    def __init__(self, found: "torch.Tensor") -> None:
+        self._found = found
+
+    def _check_inf_per_device(self, optimizer: Any) -> dict["torch.device", "torch.Tensor"]:
+        return {p.device: self._found for group in optimizer.param_groups for p in group["params"]}
+
+    def _get_scale_async(self) -> "torch.Tensor":
+        return torch.ones_like(self._found)
+
+
+def _step_of_te(optimizer: Any, found: "torch.Tensor") -> None:
+    """Its kernels do nothing where the flag is set. Its step count goes by the flag of the step before, one step too
+    late for whoever saves it in between; so the flag is given back as 0 and the count is set right at once."""
+    optimizer._dummy_overflow_buf.zero_()
+    optimizer.step(grad_scaler=_Overflow(found))
+    for group in optimizer.param_groups:
+        group["step"].sub_(found.reshape(group["step"].shape).to(group["step"].dtype))
+    optimizer._dummy_overflow_buf.zero_()
+
+
+def _vetoed_step(optimizer: Any) -> Callable[[Any, "torch.Tensor"], None]:
+    """How the optimizer steps unless a word on the device is 1. Raises: UnsupportedError."""
     name = type(optimizer).__name__
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         if all(group.get("fused") for group in optimizer.param_groups):
-            return
+            return _step_of_torch
         raise UnsupportedError(f"{name} without fused=True has no found_inf: a vetoed step would change weights",
                                remedy=f"make it as {name}(..., fused=True)", status="unsupported")
+    if name == "FusedAdam" and type(optimizer).__module__.startswith("transformer_engine."):
+        if not optimizer.capturable:
+            raise UnsupportedError("FusedAdam without capturable=True counts steps on the host, vetoed ones, too",
+                                   remedy="make it as FusedAdam(..., capturable=True)", status="unsupported")
+        if optimizer.use_decoupled_grad:
+            raise UnsupportedError("FusedAdam with use_decoupled_grad=True does not read .grad, which is handed over",
+                                   remedy="use use_decoupled_grad=False", status="unsupported")
+        return _step_of_te
     raise UnsupportedError(f"{name} cannot be vetoed on the device: a step that is not finite would change weights",
-                           remedy="use torch.optim.AdamW(..., fused=True)", status="unsupported")
+                           remedy="use torch.optim.AdamW(..., fused=True), or Transformer Engine's "
+                           "FusedAdam(..., capturable=True)", status="unsupported")

@@ -80,8 +80,7 @@ class Pipeline:
             leaf = x.detach().requires_grad_(stage.index > 0 and x.is_floating_point())
             arguments = [leaf, target] if stage is self.stages[-1] else [leaf]
             stage.prepare(arguments, self._uses(stage), side)
-            if stage is not self.stages[-1]:
-                (x,) = stage.sample(arguments, side)
+            (x,) = stage.sample(arguments, side)
         if not quiet and any(self._kinds):
             print(f"qeffect: captured {sum(map(bool, self._kinds))} of {len(self.stages)} stages, "
                   f"{sum(len(s.slots) for s in self.stages if s.capture)} slots for {self.microbatches} microbatches "
@@ -154,15 +153,23 @@ class Pipeline:
         different stages at once. Raises: Trap; nothing of the action was done."""
         stage = self.stages[action.stage]
         try:
-            self._check_seal(stage, action.microbatch)
+            self._check_seal(stage, action)
             place = self.contract.submit(*_key(action, True))
         except Trap:
             raise
         except ContractError as error:
             raise Trap(error, stage.name, action.microbatch, submitted or submitted_at()) from None
-        self._handlers[action.kind](stage, stage.slots[place.slot], action, x, target)
+        slot = stage.slots[place.slot]
+        if action.kind == FORWARD:
+            slot.submitted = submitted  # of the step's line, where it is known: finding it takes microseconds
+        self._handlers[action.kind](stage, slot, action, x, target)
 
-    def _check_seal(self, stage: Stage, microbatch: int) -> None:
+    def _check_seal(self, stage: Stage, action: Action) -> None:
+        microbatch = action.microbatch
+        if action.kind != FORWARD:
+            place = self.contract.places.get(_key(action))
+            if place is not None and stage.slots[place.slot].microbatch == microbatch:
+                stage.check_weights(stage.slots[place.slot])
         moved = stage.moved()
         if moved is not None:
             try:
@@ -176,16 +183,21 @@ class Pipeline:
     def _forward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
         microbatch, last = action.microbatch, stage is self.last
         if stage.index > 0:
-            x = self._boundary.pop((stage.index - 1, microbatch))
+            x = self._own(stage, self.stages[stage.index - 1], self._boundary.pop((stage.index - 1, microbatch)))
             x.requires_grad_(x.is_floating_point())
         arguments = [x, target] if last else [x]
         stage.check_arguments(arguments)
         outputs = stage.forward(slot, arguments, microbatch, slot.generation + 1,
-                                life=self.contract.life(*_key(action)), hand_out=False)
+                                life=self.contract.life(*_key(action)), hand_out=False, submitted=slot.submitted)
         if last:
             self._losses[microbatch].copy_(outputs[0])
         else:
             self._boundary[stage.index, microbatch] = outputs[0].detach()
+
+    def _own(self, taker: Stage, giver: Stage, tensor: "torch.Tensor") -> "torch.Tensor":
+        """What a stage that is not captured keeps must not be memory of another's slot, which may be used again before
+        its weight gradient is computed. A captured one copies into memory of its own."""
+        return tensor.clone() if giver.capture and not taker.capture else tensor
 
     def _gradients_of(self, stage: Stage, slot: Slot) -> list[Any]:
         if stage is self.last:
@@ -198,7 +210,7 @@ class Pipeline:
             return
         before = self.stages[stage.index - 1]
         slot = before.slots[self.contract.places[before.index, microbatch].slot]
-        before.receive(slot, [gradients[0]])
+        before.receive(slot, [self._own(before, stage, gradients[0])])
 
     def _input_grad(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
         self._hand_down(stage, action.microbatch, stage.input_grad(slot, self._gradients_of(stage, slot)))

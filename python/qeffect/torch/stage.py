@@ -11,7 +11,8 @@ import gc
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Sequence
+from operator import attrgetter
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -21,18 +22,22 @@ from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
+_address: Callable[[Any], int] = torch.Tensor.data_ptr
+_get: Callable[[dict[str, Any], str], Any] = dict.get
+_version: Callable[[Any], int] = attrgetter("_version")
 LIVES = ("1s", "s", "1", "")  # 1: the first of the step; s: backward is I and W, else B
 WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
 
 
 class Slot:
-    """Memory of one live microbatch. `inputs`, `gradients`: static ones of a captured slot."""
+    """Memory of one live microbatch. `inputs`, `fixed`: static inputs and gradients of a captured slot."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.generation, self.microbatch, self.submitted = 0, 0, ""
         self.inputs: list[Any] = []
         self.gradients: list[Optional["torch.Tensor"]] = []
+        self.fixed: list[Optional["torch.Tensor"]] = []  # the gradients that its graphs read
         self.live: list["torch.Tensor"] = []      # outputs with their autograd graph
         self.leaves: list[Any] = []               # inputs as autograd sees them
         self.queue = Queue()
@@ -41,6 +46,7 @@ class Slot:
         self.handed = Handed()
         self.pool: Any = None
         self.fused: list[int] = []  # parameters (by index) that the module itself deposits
+        self.weights: tuple[int, ...] = ()  # versions of the parameters that its forward read
         self.life = ""  # of LIVES: which of its recordings the microbatch uses
 
     @property
@@ -77,9 +83,13 @@ class Stage:
         self.slots = [Slot(k) for k in range(slots)]
         self.lock = threading.RLock()
         self.capture_seconds = 0.0
+        self.commits = 0  # steps of optimizers over its parameters that were told (fused ones leave no other trace)
         self._active: Optional[Slot] = None
         self._seal: tuple[int, ...] = ()
         self._places: list[tuple[str, dict[str, Any], str]] = []
+        self._owners: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._likenesses: list[Any] = []
         self._sealed_training = module.training
         self._scratch: dict[int, "torch.Tensor"] = {}
         self._undo: Callable[[], None] = split_linears(module, self._queue_now)
@@ -205,7 +215,7 @@ class Stage:
     # ---- actions ----
 
     def forward(self, slot: Slot, arguments: Sequence[Any], microbatch: int, generation: int, *,
-                life: str = "", hand_out: bool = True) -> list["torch.Tensor"]:
+                life: str = "", hand_out: bool = True, submitted: str = "") -> list["torch.Tensor"]:
         """F. The outputs have no autograd history of the caller's; captured ones are the slot's memory, valid until the
         slot is used again: `hand_out` makes their later use raise. `life`: of LIVES. The caller has asked the
         ledger."""
@@ -215,8 +225,8 @@ class Stage:
                     f"slot.stale: this tensor is memory of module {self.name}, slot {slot.index}, generation "
                     f"{slot.generation} (microbatch {slot.microbatch}, submitted at {slot.submitted or 'unknown'}), "
                     f"which is used again as generation {generation}; clone what is kept longer")
-            slot.generation, slot.microbatch, slot.submitted = generation, microbatch, submitted_at()
-            slot.life = life
+            slot.generation, slot.microbatch, slot.submitted = generation, microbatch, submitted or submitted_at()
+            slot.life, slot.weights = life, self._versions()
             if not self.capture:
                 slot.leaves = [_leaf(a) for a in arguments]
                 return [o.detach() for o in self._forward(slot) if o is not None]
@@ -277,6 +287,7 @@ class Stage:
         if not self.capture:
             slot.gradients = list(gradients)
             return
+        slot.gradients = slot.fixed
         for i, (static, given) in enumerate(zip(slot.gradients, gradients)):
             if static is None or static is given:
                 continue
@@ -289,7 +300,7 @@ class Stage:
 
     def check_arguments(self, arguments: Sequence[Any]) -> None:
         """Raises: ArgumentError where they are not what was captured."""
-        if not self.capture:
+        if not self.capture or list(map(_likeness, arguments)) == self._likenesses:
             return
         expected = self.slots[0].inputs
         if len(arguments) != len(expected):
@@ -311,10 +322,13 @@ class Stage:
 
     def sample(self, arguments: Sequence[Any], side: Any = None) -> list["torch.Tensor"]:
         """Runs the module once on sample arguments: what its outputs look like. Nothing of autograd's is kept: its
-        nodes belong to the stream that made them, and a capture must find its own."""
+        nodes belong to the stream that made them, and a capture must find its own. Hidden state is as before."""
+        put_back, numbers = self.keep_hidden(), _generator_state(self.device)
         slot = Slot(-1)
         slot.leaves = [_leaf(a) for a in arguments]
         _on(side, lambda: self._forward(slot))
+        put_back()
+        _restore_generator(self.device, numbers)
         return [_leaf(output) for output in slot.live]
 
     def prepare(self, arguments: Sequence[Any], kinds: Sequence[Sequence[str]], side: Any,
@@ -338,26 +352,31 @@ class Stage:
         if side is not None:
             torch.cuda.synchronize(self.device)
         self._places = self._sealed_places()
+        self._owners, self._keys = [owner for _, owner, _ in self._places], [key for _, _, key in self._places]
         self._seal = tuple(owner[key].data_ptr() for _, owner, key in self._places)
+        self._likenesses = list(map(_likeness, self.slots[0].inputs))
         self._sealed_training = self.module.training
         self.capture_seconds = time.perf_counter() - began
 
+    def keep_hidden(self) -> Callable[[], None]:
+        """Module buffers and whatever else a forward changes beside its results. Returns what puts it back."""
+        return _keep(self.module.buffers())
+
     def _keep_state(self) -> Callable[[], None]:
-        """What capture changes and must not: module buffers and gradients. Returns what puts them back."""
-        into = self.main_grads() if self.accumulate else []
-        kept = [(b, b.detach().clone()) for b in [*self.module.buffers(), *into]]
+        """What capture changes and must not: hidden state and gradients. Returns what puts them back."""
+        hidden, gradients = self.keep_hidden(), _keep(self.main_grads() if self.accumulate else [])
 
         def put_back() -> None:
-            with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+            hidden()
+            gradients()
 
         return put_back
 
     def _allocate(self, slot: Slot, arguments: Sequence[Any], outputs: Sequence["torch.Tensor"]) -> None:
         slot.inputs = [a.detach().clone().requires_grad_(a.requires_grad) if is_tensor(a) else a for a in arguments]
         slot.leaves = slot.inputs
-        slot.gradients = [torch.zeros_like(o) if o.requires_grad else None for o in outputs]
+        slot.fixed = [torch.zeros_like(o) if o.requires_grad else None for o in outputs]
+        slot.gradients = slot.fixed
         slot.pool = torch.cuda.graph_pool_handle() if self.capture == "graph" else None
 
     def _warm(self, slot: Slot, kinds: Sequence[str], warmups: int) -> None:
@@ -399,12 +418,30 @@ class Stage:
         """(name, address that was captured, address now) of a tensor that moved since; None: all are as they were."""
         if not self.capture:
             return None
+        try:  # asked at every replay, so without a loop of Python's
+            if tuple(map(_address, map(_get, self._owners, self._keys))) == self._seal:
+                return None
+        except TypeError:  # something is None, or no tensor
+            pass
         for (name, owner, key), then in zip(self._places, self._seal):
-            tensor = owner.get(key)
+            tensor: Any = owner.get(key)
             now = 0 if tensor is None else tensor.data_ptr()
             if now != then:
                 return name, then, now
         return None
+
+    def _versions(self) -> tuple[int, ...]:
+        return (self.commits, *map(_version, self.parameters))
+
+    def check_weights(self, slot: Slot) -> None:
+        """Ahead of a backward. Raises: Trap where a parameter was written since the slot's forward."""
+        now = self._versions()
+        if now == slot.weights or not slot.weights:
+            return
+        changed = [n for n, a, b in zip(self.names, now[1:], slot.weights[1:]) if a != b]
+        raise breach("weight.version", f"{', '.join(changed) or 'an optimizer stepped: parameters'} changed between "
+                     "forward and backward, which would meet other weights", self.name, slot.microbatch,
+                     submitted_at() or slot.submitted)
 
     @property
     def mode_changed(self) -> bool:
@@ -412,10 +449,27 @@ class Stage:
         return bool(self.capture) and self.module.training != self._sealed_training
 
 
+def _keep(tensors: Iterable["torch.Tensor"]) -> Callable[[], None]:
+    """Returns what gives the tensors the values that they have now."""
+    kept = [(t, t.detach().clone()) for t in tensors]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+
+    return put_back
+
+
 def device_of(module: "torch.nn.Module") -> "torch.device":
     """Where its parameters, or else its buffers, are; the CPU where it has none."""
     tensors: list["torch.Tensor"] = [*module.parameters(), *module.buffers()]
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _likeness(value: Any) -> Any:
+    """What of an argument must be as it was captured: shape, dtype and device, or the value of what is no tensor."""
+    return (value.shape, value.dtype, value.device) if is_tensor(value) else value
 
 
 def _leaf(argument: Any) -> Any:

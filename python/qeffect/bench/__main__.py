@@ -1,0 +1,50 @@
+"""python -m qeffect.bench FIGURE: one line of JSON. Each figure in a process of its own: compiled helpers of earlier
+shapes would slow later ones down."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Optional
+
+SHAPES = ("h1024T1k", "h2048T2k", "h4096T2k", "h4096T8k")
+
+
+def run(figure: str) -> dict[str, Any]:
+    import torch
+    if figure == "memory":
+        from .memory import run as run_memory
+        found = run_memory()
+    elif figure == "placement":
+        from .placement import run as run_placement
+        found = run_placement()
+    else:
+        from .layer import run as run_layer
+        found = run_layer(figure)
+    import transformer_engine
+    return {**found, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+            "transformer_engine": str(transformer_engine.__version__)}
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m qeffect.bench", description="Transformer Engine under QEffect "
+                                     "beside its own graphs, on one GPU. Times in ms, sustained for a second.")
+    parser.add_argument("figure", choices=[*SHAPES, "memory", "placement"],
+                        help="a shape: one layer, forward and backward; memory: graphs of 8 and 32 microbatches; "
+                        "placement: gradients placed directly, or handed over")
+    options = parser.parse_args(arguments)
+    try:
+        import torch
+        import transformer_engine.pytorch  # noqa: F401
+    except ImportError as error:
+        print(f"qeffect.bench: needs torch and Transformer Engine 2.20: {error}", file=sys.stderr)
+        return 1
+    if not torch.cuda.is_available():
+        print("qeffect.bench: needs a GPU", file=sys.stderr)
+        return 1
+    print(json.dumps(run(options.figure)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What the figures share: shapes, layers, time of sustained work, memory."""
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from typing import Any, Callable, Sequence
+
+SHAPES = {"h1024T1k": (1024, 4096, 16, 16, 1024), "h2048T2k": (2048, 8192, 16, 16, 2048),
+          "h4096T2k": (4096, 14336, 32, 8, 2048), "h4096T8k": (4096, 14336, 32, 8, 8192),
+          "h2048T1k": (2048, 8192, 16, 16, 1024)}  # hidden, ffn, heads, key/value heads, tokens
+HISTORY = 16
+MIB = 1 << 20
+
+
+class Case:
+    """One shape: layers, inputs, gradients, recipe."""
+
+    def __init__(self, shape: str) -> None:
+        import torch
+        import transformer_engine.pytorch as te
+        from transformer_engine.common.recipe import DelayedScaling, Format
+        self.hidden, self.ffn, self.heads, self.groups, self.tokens = SHAPES[shape]
+        self.recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=HISTORY)
+        self.x = self.random().requires_grad_(True)
+        self.dy = torch.randn_like(self.x)
+        self.kept: list[Any] = []  # what graphs use
+        self.rope = te.RotaryPositionEmbedding(self.hidden // self.heads)(self.tokens).cuda()
+
+    def random(self) -> Any:
+        """[1, tokens, hidden], bf16."""
+        import torch
+        return torch.randn(1, self.tokens, self.hidden, device="cuda", dtype=torch.bfloat16)
+
+    def layer(self, **options: Any) -> Any:
+        import torch
+        import transformer_engine.pytorch as te
+        words = {"fuse_wgrad_accumulation": True, **options}
+        made = te.TransformerLayer(
+            self.hidden, self.ffn, self.heads, num_gqa_groups=self.groups, hidden_dropout=0, attention_dropout=0,
+            fuse_qkv_params=True, normalization="RMSNorm", activation="swiglu", bias=False,
+            params_dtype=torch.bfloat16, attn_input_format="bshd", self_attn_mask_type="causal",
+            seq_length=self.tokens, micro_batch_size=1, **words).cuda()
+        for parameter in made.parameters():
+            parameter.main_grad = torch.zeros(parameter.shape, device="cuda")
+            if words["fuse_wgrad_accumulation"]:
+                parameter.grad_added_to_main_grad = False
+        return made
+
+
+def sustained_ms(work: Callable[[], None], calls: int = 1, seconds: float = 1.0) -> float:
+    """ms of one of the `calls` that `work` makes, back to back."""
+    import torch
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def burst(count: int) -> float:
+        begin.record()
+        for _ in range(count):
+            work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / count
+
+    once = burst(2)
+    return burst(max(3, int(seconds * 1e3 / once))) / calls
+
+
+def memory_mib() -> tuple[float, float]:
+    """(what torch's allocator holds, what the device has given), MiB, after everything that can go has gone."""
+    import torch
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_reserved() / MIB, (total - free) / MIB
+
+
+def reset_te() -> None:
+    """Transformer Engine's globals as in a new process: what graphs leave there would decide about others'."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+    FP8GlobalStateManager.reset()
+
+
+def te_order(actions: Sequence[Any]) -> list[float]:
+    """Transformer Engine's `_order` of a flattened schedule."""
+    sign = {"F": 1.0, "B": -1.0, "I": -1.0, "W": -1.0}
+    return [sign[a.kind] * (a.stage + 1) - (0.5 if a.kind == "W" else 0) for a in actions]
+
+
+def attempt(work: Callable[[], Any]) -> Any:
+    """A peer that fails is a result, too: the text of its error."""
+    try:
+        return work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def tell(what: str) -> None:
+    print(f"qeffect.bench: {time.process_time():.1f} s: {what}", file=sys.stderr, flush=True)
