@@ -78,7 +78,7 @@ class Pipeline:
         side = capture_stream(self.device)
         for stage in self.stages:
             leaf = x.detach().requires_grad_(stage.index > 0 and x.is_floating_point())
-            arguments = [leaf, target] if stage is self.stages[-1] else [leaf]
+            arguments = [leaf, target] if stage is self.last else [leaf]
             stage.prepare(arguments, self._uses(stage), side)
             (x,) = stage.sample(arguments, side)
         if not quiet and any(self._kinds):
