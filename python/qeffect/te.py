@@ -13,6 +13,7 @@ import inspect
 import queue
 import re
 from collections import deque
+from functools import cache
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from .errors import ArgumentError, UnsupportedError
@@ -248,6 +249,26 @@ class TEStage(Stage):
         return put_all_back
 
 
+class _Workspace:
+    """Transformer Engine has one GEMM workspace per device, whatever stream a product runs on: work of any pipeline
+    that goes to another stream than the last one comes behind it."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def enter(self, streams: Any) -> None:
+        current = streams.current()
+        if current != self._last:
+            if self._last is not None:
+                streams.order(self._last, current)
+            self._last = current
+
+
+@cache
+def _workspace_of(device: "torch.device") -> _Workspace:
+    return _Workspace()
+
+
 class Pipeline(_Pipeline):
     """As qeffect.torch.Pipeline, with `recipe`: DelayedScaling, Float8CurrentScaling, Float8BlockScaling, or None.
 
@@ -263,6 +284,7 @@ class Pipeline(_Pipeline):
         self._hidden: list[Any] = []  # scales and histories as the step finds them, and what they were then
         self._before: list[Any] = []
         super().__init__(modules, schedule, loss, **options)
+        self._workspace = _workspace_of(self.device)
 
     def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
         postpones = any(a.kind == "W" and a.stage == index for a in self.actions)
@@ -272,6 +294,10 @@ class Pipeline(_Pipeline):
                                 "Transformer Engine's weight cache and gradients go by one flag")
         return TEStage(module, name, index, self.contract.slot_counts[index], recipe=self.recipe, postpones=postpones,
                        folds=self.folds, cache_weights=self.cache_weights, **options)
+
+    def run(self, action: Any, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
+        self._workspace.enter(self.contract.streams)
+        super().run(action, x, target, submitted)
 
     def _te_stages(self) -> list[TEStage]:
         return [stage for stage in self.stages if isinstance(stage, TEStage)]

@@ -19,7 +19,7 @@ from ..program import Program
 from ..schedule import Action
 from ._need import torch
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract, _short
-from .stage import Slot, Stage, capture_stream, device_of, is_tensor
+from .stage import Slot, Stage, capture_stream, device_of, has_hooks, is_tensor
 from .streams import Streams, streams_of
 from .trap import Trap, submitted_at
 
@@ -385,8 +385,7 @@ def _keywords(sample_kwargs: Any, count: int) -> list[dict[str, Any]]:
 def _must_be_capturable(module: Any) -> None:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"{type(module).__name__} is no torch.nn.Module; wrap the function in one")
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, hook) for hook in hooks):
+    if has_hooks(module):
         raise ArgumentError(f"{type(module).__name__} has hooks, which a replay would not call; remove them first")
 
 

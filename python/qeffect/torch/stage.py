@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ._need import torch
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .split import Postponed, Queue, split_linears
@@ -76,6 +76,7 @@ class Stage:
         self.module, self.name, self.index = module, name, index
         self.capture, self.placement, self.accumulate = capture, placement, accumulate
         self.allow_unused = allow_unused
+        _must_be_whole(module, name)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.names = [f"{name}.{n}" if name else n for n, _ in named]
         self.parameters: list[Any] = [p for _, p in named]
@@ -97,6 +98,11 @@ class Stage:
         self.spec: Any = None  # how arguments were given, where they are more than a row of them
         self._shape: Any = None
         self.function: Callable[..., Any] = module.forward
+        if has_hooks(module):
+            if capture:
+                raise ArgumentError(f"{name} has hooks, which a replay would not call",
+                                    remedy="remove them, or leave it out of capture")
+            self.function = module
 
     def _queue_now(self) -> Optional[Queue]:
         return None if self._active is None else self._active.queue
@@ -339,6 +345,8 @@ class Stage:
         if not self.capture:
             return
         began = time.perf_counter()
+        if side is not None:  # warm-up must not meet work of others in a workspace that libraries share
+            torch.cuda.synchronize(self.device)
         put_back = self._keep_state()
         numbers = _generator_state(self.device)
         outputs = self.sample(arguments, side)
@@ -447,6 +455,21 @@ class Stage:
     def mode_changed(self) -> bool:
         """It is in another of training and evaluation than when it was captured."""
         return bool(self.capture) and self.module.training != self._sealed_training
+
+
+def has_hooks(module: "torch.nn.Module") -> bool:
+    """Hooks of its own, which are called around its forward."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, hook) for hook in hooks)
+
+
+def _must_be_whole(module: "torch.nn.Module", name: str) -> None:
+    """Raises: UnsupportedError for parameters that somebody else gathers into other memory for each forward."""
+    for path, parameter in module.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise UnsupportedError(
+                f"{name}.{path} is sharded (DTensor): fully_shard gathers it into other memory for each use, which "
+                "graph.address forbids", remedy="give the pipeline modules that are not sharded", status="unsupported")
 
 
 def _keep(tensors: Iterable["torch.Tensor"]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ another stream than the part before it, that stream waits for the former (enter)
 stream, the caller's later work there comes behind (exit)."""
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Protocol
 
 from ._need import torch
@@ -23,8 +24,8 @@ class Streams(Protocol):
 class CudaStreams:
     """torch's streams of one device, named by their handles: asked at every replay, a stream object costs 3 us."""
 
-    def __init__(self, device: "torch.device") -> None:
-        self._index: int = torch.cuda.current_device() if device.index is None else device.index
+    def __init__(self, index: int) -> None:
+        self._index = index
         self._streams: dict[int, Any] = {}  # handle -> stream, which keeps it alive
 
     def current(self) -> Any:
@@ -48,4 +49,12 @@ class HostStreams:
 
 
 def streams_of(device: "torch.device") -> Streams:
-    return CudaStreams(device) if device.type == "cuda" else HostStreams()
+    """One object per device: contracts that share something order their streams by it."""
+    if device.type != "cuda":
+        return HostStreams()
+    return _cuda_streams(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _cuda_streams(index: int) -> Streams:
+    return CudaStreams(index)
