@@ -5,7 +5,8 @@ them before it runs, and checks every submission while it runs.
     qeffect.Schedule.generate("zbh1", ranks=4, microbatches=8).certify(memory_limit=5)
     qeffect.check_trace("qeffect-trap.qet").raise_if_broken()
 
-Everything here is libqeffect, called through its public headers (docs/python.md). `qeffect.torch` needs torch.
+Everything here is libqeffect, called through its public headers (docs/python.md). `qeffect.torch` needs torch,
+`qeffect.te` Transformer Engine, `qeffect.torchtitan` TorchTitan.
 """
 from ._api import lib as _lib
 from .errors import (ArgumentError, ContractError, Error, FileError, FormatError, LimitError, OutOfMemoryError,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def missing_part(item: pytest.Item) -> str:
     """Why a marked test cannot run here; "" where it can."""
-    if not any(item.get_closest_marker(name) for name in ("torch", "gpu", "te")):
+    if not any(item.get_closest_marker(name) for name in ("torch", "gpu", "te", "titan")):
         return ""
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed (make check-torch installs it)"
@@ -21,6 +21,11 @@ def missing_part(item: pytest.Item) -> str:
         return "no GPU"
     if item.get_closest_marker("te") and importlib.util.find_spec("transformer_engine") is None:
         return "Transformer Engine is not installed"
+    if item.get_closest_marker("titan"):
+        needed = ("torchtitan", "datasets", "tyro", "torchdata")
+        lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+        if lacking:
+            return f"TorchTitan 0.2.2 is not installed whole ({', '.join(lacking)})"
     return ""
 
 

@@ -11,8 +11,8 @@ class QEffect:
     """What runs under contract, and how."""
 
     ranks: int = 1
-    """With pipeline_parallel_degree = 1: pipeline ranks whose schedule is flattened onto this GPU, with their lifetimes;
-    a CSV says it by its rows"""
+    """With pipeline_parallel_degree = 1: pipeline ranks whose schedule is flattened onto this GPU; a CSV says it by its
+    rows"""
 
     recipe: Literal["none", "delayed", "current", "block"] = "none"
     """How Transformer Engine's modules quantize; they come from model.converters = ["qeffect"]"""

@@ -116,11 +116,12 @@ class LocalPart(Pipeline):
         return lambda: None
 
 
-def make_part(modules: Sequence["torch.nn.Module"], schedule: Any, loss: Any, *, recipe: Any, **options: Any) -> Any:
+def make_part(modules: Sequence["torch.nn.Module"], schedule: Schedule, loss: Any, *, recipe: Any,
+              **options: Any) -> LocalPart:
     """A LocalPart for the modules. `recipe`: of Transformer Engine's; None where no module is of Transformer Engine."""
     if recipe is None and not any(_is_te(m) for module in modules for m in module.modules()):
-        options.pop("folds", None), options.pop("cache_weights", None)
-        return LocalPart(modules, schedule, loss, **options)
+        own = {name: value for name, value in options.items() if name not in ("folds", "cache_weights")}
+        return LocalPart(modules, schedule, loss, **own)
     from .tepart import TEPart  # needs Transformer Engine
     return TEPart(modules, schedule, loss, recipe=recipe, **options)
 

@@ -29,9 +29,10 @@ def from_torch(order: Mapping[int, Sequence[Optional[Any]]]) -> Schedule:
 def order_of(schedule: Any) -> Schedule:
     """The order that a pipeline schedule of torch's would run, of all its ranks. Raises: ArgumentError."""
     if isinstance(schedule, PipelineScheduleMulti):
-        if not schedule.pipeline_order:
+        order = schedule.pipeline_order or getattr(schedule, "pipeline_order_with_comms", None)
+        if not order:
             raise ArgumentError("the schedule has no order yet; load a CSV into it first")
-        return from_torch(schedule.pipeline_order)
+        return from_torch(order)
     if not isinstance(schedule, PipelineScheduleSingle):
         raise ArgumentError(f"{type(schedule).__name__} is no schedule of torch.distributed.pipelining")
     return _single(type(schedule), schedule._num_stages, schedule._n_microbatches)

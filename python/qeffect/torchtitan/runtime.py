@@ -154,7 +154,7 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
         if self.part is None:
             for stage in self._stages:
                 if hasattr(stage, "_get_init_p2p_neighbors_ops"):  # until torch 2.12
-                    stage._get_init_p2p_neighbors_ops = partial(_neighbours, stage)
+                    setattr(stage, "_get_init_p2p_neighbors_ops", partial(_neighbours, stage))
             more = () if len(signature(self._initialize_stages).parameters) == 2 else (  # since torch 2.12
                 None if self._targets is None else self._targets[0], words.get("loss_kwargs"))
             self._initialize_stages(args[0], {}, *more)
@@ -167,10 +167,12 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
         has_last = ordered[-1].is_last
         if has_last:
             examples[-1].append(self._targets[0])
-        loss = self._loss_fn
-        return make_part([stage.submod for stage in ordered], self._row,
-                         (lambda output, target: loss(output, target, **self._loss_words)) if has_last else None,
+        return make_part([stage.submod for stage in ordered], self._row, self._loss_here if has_last else None,
                          numbers=self.numbers, example=examples, **self.settings.options())
+
+    def _loss_here(self, output: Any, target: Any) -> Any:
+        loss: Any = self._loss_fn
+        return loss(output, target, **self._loss_words)
 
     # ---- the optimizer ----
 
@@ -198,16 +200,12 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
                          "the optimizer steps without the gradients of a whole step", "pipeline", None, submitted_at())
         self._found = self._vetoed.clone()
         with torch.no_grad():
-            for tensors in _by_dtype([*self._all_gradients(), self.part.losses]):
-                torch._amp_foreach_non_finite_check_and_unscale_(tensors, self._found, torch.ones_like(self._found))
+            for tensors in _by_dtype([*self.part.gradients, self.part.losses]):
+                _find_not_finite(tensors, self._found)
             if self.pp_group_size > 1:
                 torch.distributed.all_reduce(self._found, torch.distributed.ReduceOp.MAX, group=self._stages[0].group)
         for inner in self._optimizers:
             inner.grad_scale, inner.found_inf = None, self._found.reshape(())
-
-    def _all_gradients(self) -> list[Any]:
-        parameters = [p for inner in self._optimizers for group in inner.param_groups for p in group["params"]]
-        return [p.grad for p in parameters if p.grad is not None]
 
     def _after_commit(self, *_: Any) -> None:
         if self.part is None or not self._gathered:
@@ -318,6 +316,15 @@ def _put_outputs(stage: Any, chunk: int, output: Any) -> None:
 
 def _drop_outputs(stage: Any, chunk: int) -> None:
     (stage._forward_chunk_states if hasattr(stage, "_forward_chunk_states") else stage.fwd_cache).pop(chunk, None)
+
+
+def _find_not_finite(tensors: list[Any], found: "torch.Tensor") -> None:
+    """Sets `found` (float32 [1]) to 1 where an element is Inf or NaN."""
+    if tensors[0].dtype == torch.float32:
+        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, torch.ones_like(found))
+        return
+    largest = torch.stack(torch._foreach_norm(tensors, float("inf")))
+    found.copy_(torch.maximum(found, (~largest.isfinite()).any().to(found.dtype)))
 
 
 def _by_dtype(tensors: Sequence[Any]) -> list[list[Any]]:

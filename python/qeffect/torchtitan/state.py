@@ -1,4 +1,4 @@
-"""QEffect's state in a distributed checkpoint: plain tensors by the full names of modules, whatever rank they are on."""
+"""QEffect's state in a distributed checkpoint: plain tensors by full names of modules, whatever rank they are on."""
 from __future__ import annotations
 
 import hashlib

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator
 
-from .. import te as _te
-from ..te import te
+from .. import te as _te  # says what it needs, where it is missing
 from ..torch._need import torch
 from .local import LocalPart
+
+import transformer_engine.pytorch as te
 
 _GEMMS = ((te.LayerNormMLP, 2), (te.LayerNormLinear, 1), (te.Linear, 1))
 
@@ -21,8 +22,13 @@ class TEPart(LocalPart, _te.Pipeline):
 
     def keep_scales(self) -> Callable[[], None]:
         """An evaluation uses scales; no amax of it stays behind."""
-        undo = [stage._keep_state() for stage in self._te_stages()]
-        return lambda: [put_back() for put_back in undo] and None
+        undo = [stage.keep_hidden() for stage in self._te_stages()]
+
+        def put_back() -> None:
+            for one in undo:
+                one()
+
+        return put_back
 
 
 class Linear(te.Linear):  # type: ignore[misc]
