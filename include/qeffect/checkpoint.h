@@ -189,6 +189,11 @@ typedef struct qe_checkpoint_name {
 } qe_checkpoint_name;
 qe_status qe_checkpoint_list(const char *path, qe_checkpoint_name **names_out, size_t *count_out, qe_error *error_out);
 
+/* As qe_checkpoint_open, of one of the list of a directory: a link is not followed, and the manifest must be of the
+ * step in the name. On failure: as qe_checkpoint_open. Owns: the caller closes. */
+qe_status qe_checkpoint_open_listed(const char *path, const qe_checkpoint_name *name, qe_checkpoint **checkpoint_out,
+                                    qe_rule *rule_out, qe_error *error_out);
+
 /* Opens the newest complete checkpoint in a directory. `skipped` (may be NULL) is told of every one that is passed
  * over, with the error that names what is wrong with it.
  * On failure: QE_ERROR_IO: there is none; else that of the newest. */

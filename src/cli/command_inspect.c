@@ -152,9 +152,12 @@ static qe_status check_state(const qe_checkpoint *checkpoint, qe_rule *rule_out,
     return QE_CONTRACT;
 }
 
-static qe_status open_whole(const char *path, qe_checkpoint **checkpoint_out, qe_rule *rule_out, qe_error *error_out) {
+/* `name`: one of the directory's list, judged as a resume from the directory would; NULL: the checkpoint is `path`. */
+static qe_status open_whole(const char *path, const qe_checkpoint_name *name, qe_checkpoint **checkpoint_out,
+                            qe_rule *rule_out, qe_error *error_out) {
     qe_checkpoint *checkpoint = NULL;
-    QE_TRY(qe_checkpoint_open(path, &checkpoint, rule_out, error_out));
+    if (name == NULL) QE_TRY(qe_checkpoint_open(path, &checkpoint, rule_out, error_out));
+    else QE_TRY(qe_checkpoint_open_listed(path, name, &checkpoint, rule_out, error_out));
     qe_status status = check_state(checkpoint, rule_out, error_out);
     if (status == QE_OK) *checkpoint_out = checkpoint;
     else qe_checkpoint_close(checkpoint);
@@ -165,7 +168,7 @@ static int inspect_one(qe_cli *cli, const char *path) {
     qe_checkpoint *checkpoint = NULL;
     qe_rule rule = QE_RULE_NONE;
     qe_error error = {0};
-    if (open_whole(path, &checkpoint, &rule, &error) != QE_OK) return refuse(cli, rule, &error);
+    if (open_whole(path, NULL, &checkpoint, &rule, &error) != QE_OK) return refuse(cli, rule, &error);
     int status = QE_EXIT_OK;
     if (cli->json) status = qe_cli_json(checkpoint_json(checkpoint), QE_EXIT_OK);
     else print_checkpoint(checkpoint, qe_cli_has(cli, "tensors"));
@@ -176,13 +179,12 @@ static int inspect_one(qe_cli *cli, const char *path) {
 /* --- a directory of them -------------------------------------------------------------------------------------- */
 
 /* Prints one line, or appends one entry; returns its exit status. */
-static int list_one(const qe_cli *cli, const char *folder, const char *name, json_t *list) {
-    char path[QE_ERROR_PATH_BYTES + QE_CHECKPOINT_NAME_BYTES];
+static int list_one(const qe_cli *cli, const char *folder, const qe_checkpoint_name *listed, json_t *list) {
+    const char *name = listed->name;
     qe_checkpoint *checkpoint = NULL;
     qe_rule rule = QE_RULE_NONE;
     qe_error error = {0};
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    qe_status status = open_whole(path, &checkpoint, &rule, &error);
+    qe_status status = open_whole(folder, listed, &checkpoint, &rule, &error);
     if (status == QE_OK) {
         const qe_manifest *m = qe_checkpoint_manifest(checkpoint);
         if (!cli->json) printf("%s  complete  state_hash %s  run %.8s\n", name, m->state_hash, qe_manifest_run(m));
@@ -218,7 +220,7 @@ static int inspect_folder(qe_cli *cli, const char *path) {
     json_t *list = json_array();
     int worst = QE_EXIT_OK;
     for (size_t i = 0; i < count; i++) {
-        int one = list_one(cli, path, names[i].name, list);
+        int one = list_one(cli, path, &names[i], list);
         if (one > worst) worst = one;
     }
     free(names);

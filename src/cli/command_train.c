@@ -198,8 +198,10 @@ static json_t *memory_json(const training *t) {
 /* A run that is at its end does not go on by itself: the cosine ends there, too. */
 static void tell_checkpoints(const training *t, const char *path) {
     uint64_t steps = t->session.settings.train.steps;
-    printf("checkpoints are in %s, the last of step %llu; `%s train --resume %s", path,
-           (unsigned long long)t->keeping.written_step, t->cli->program, path);
+    printf("checkpoints are in %s, the last of step %llu", path, (unsigned long long)t->keeping.written_step);
+    if (t->keeping.postponed > 0)
+        printf(" (%llu fell due while one was being written, and waited)", (unsigned long long)t->keeping.postponed);
+    printf("; `%s train --resume %s", t->cli->program, path);
     if (t->keeping.written_step < steps) printf("` goes on from it\n");
     else printf(" --set train.steps=%llu --new-lineage` trains longer\n", 2ULL * steps);
 }
@@ -222,7 +224,7 @@ static int finish(training *t, const char *hash) {
         if (t->tokens > 0) printf(": loss %.4f", t->last_loss);
         if (!interrupted && json_array_size(t->validation) > 0)
             printf(", validation %.4f nats/token", t->validation_loss);
-        printf(", %.0f tokens/s", rate);
+        if (rate > 0) printf(", %.0f tokens/s", rate);
         if (t->vetoed > 0) printf(", %llu steps skipped (not finite)", (unsigned long long)t->vetoed);
         printf("\nstate_hash %s\n", hash);
         tell_kept(t);

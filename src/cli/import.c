@@ -16,7 +16,8 @@ typedef struct importing {
 
 static qe_status breach(const importing *im, qe_rule rule, const char *name, const char *what) {
     *im->rule_out = rule;
-    return qe_error_set(im->error_out, QE_CONTRACT, "give weights of this model under their Hugging Face names",
+    return qe_error_set(im->error_out, QE_CONTRACT,
+                        "give weights under their Hugging Face names, and a CONFIG.yaml with their model's sizes",
                         "%s: %s %.96s %s", qe_rule_id(rule), qe_rule_sentence(rule), name, what);
 }
 

@@ -18,7 +18,7 @@ static void help(FILE *out) {
             "QEffect trains FP8 models over pipeline stages under contract: every op declares what it does to scales,\n"
             "slots, weights, caches and gradients; a schedule is proved before it runs and checked while it "
             "runs.\n\ncommands:\n");
-    for (int i = 0; i < COMMANDS; i++) fprintf(out, "  %-14s %s\n", commands[i]->name, commands[i]->summary);
+    for (int i = 0; i < COMMANDS; i++) fprintf(out, "  %-15s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(out,
             "\nqeffect COMMAND --help explains one, --version tells which this is. "
             "A first run: qeffect train examples/quickstart.yaml\n"

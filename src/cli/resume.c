@@ -1,8 +1,10 @@
 /* resume.c - a session that goes on from a checkpoint: opened, compared, put into the team, verified by its hash. */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/text.h"
 #include "cli/checkpoints.h"
 #include "cli/import.h"
 
@@ -87,7 +89,8 @@ qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out,
     qe_settings settings, usual;
     qe_settings_default(&usual);
     if (resume->checkpoint == NULL) return *settings_out = usual, QE_OK;
-    QE_TRY(qe_manifest_settings(qe_checkpoint_manifest(resume->checkpoint), &settings, error_out));
+    qe_status status = qe_manifest_settings(qe_checkpoint_manifest(resume->checkpoint), &settings, error_out);
+    if (status != QE_OK) return qe_error_place(error_out, resume->path, 0, 0);
     settings.contracts = usual.contracts;
     memcpy(settings.train.timeline, usual.train.timeline, sizeof settings.train.timeline);
     snprintf(settings.checkpoint.path, sizeof settings.checkpoint.path, "%s", resume->folder);
@@ -97,29 +100,69 @@ qe_status qe_resume_settings(const qe_resume *resume, qe_settings *settings_out,
 
 /* --- what changed --------------------------------------------------------------------------------------------- */
 
-static void join(const qe_facts *differences, char *text, size_t bytes) {
-    size_t used = 0;
-    text[0] = 0;
-    for (size_t i = 0; i < differences->count && used < bytes; i++) {
-        int length = snprintf(text + used, bytes - used, "%s%s: %s", i == 0 ? "" : "; ", differences->list[i].name,
-                              differences->list[i].value);
-        used += length > 0 ? (size_t)length : 0;
+/* Owns: the caller frees; NULL: no memory. What does not fit `limit_bytes` is counted. */
+static char *join(const qe_facts *differences, size_t limit_bytes) {
+    qe_text_builder text = {0};
+    for (size_t i = 0; i < differences->count; i++) {
+        const qe_fact *one = &differences->list[i];
+        if (text.length + strlen(one->name) + strlen(one->value) > limit_bytes) {
+            qe_text_builder_append(&text, "; and %zu more", differences->count - i);
+            break;
+        }
+        qe_text_builder_append(&text, "%s%s: %s", i == 0 ? "" : "; ", one->name, one->value);
     }
+    return qe_text_builder_take(&text);
+}
+
+static qe_status refuse(const qe_resume *resume, const char *what, const qe_facts *differences, const char *remedy,
+                        qe_error *error_out) {
+    char *text = join(differences, QE_ERROR_TEXT_BYTES - 128);
+    if (text == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to tell what differs");
+    qe_error_set(error_out, QE_ERROR_CONFIG, remedy, "%s: %s", what, text);
+    free(text);
+    return qe_error_place(error_out, qe_checkpoint_path(resume->checkpoint), 0, 0);
+}
+
+/* All of it: a lineage that was cut would not say what gave other bits. */
+static qe_status record(qe_resume *resume, const qe_facts *differences, qe_error *error_out) {
+    char run[QE_DIGEST_BYTES], *text = join(differences, SIZE_MAX);
+    if (text == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to record what differs");
+    qe_status status = qe_run_name(run, error_out);
+    if (status == QE_OK)
+        status = qe_manifest_add_lineage(&resume->lineage, run, qe_resume_step(resume), text, error_out);
+    free(text);
+    return status;
+}
+
+/* What says which tensors there are. */
+static int is_size_of_model(const char *key) {
+    static const char *const sizes[] = {"model.layers",   "model.hidden", "model.heads",
+                                        "model.kv_heads", "model.ffn",    "model.vocab"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (strcmp(key, sizes[i]) == 0) return 1;
+    return 0;
+}
+
+static qe_status check_model(const qe_resume *resume, const qe_facts *differences, qe_error *error_out) {
+    qe_facts sizes = {0};
+    qe_status status = QE_OK;
+    for (size_t i = 0; status == QE_OK && i < differences->count; i++)
+        if (is_size_of_model(differences->list[i].name))
+            status = qe_facts_add(&sizes, differences->list[i].name, differences->list[i].value, error_out);
+    if (status == QE_OK && sizes.count > 0)
+        status = refuse(resume, "the checkpoint is of another model", &sizes,
+                        "set it back; another model is trained from its beginning, without --resume", error_out);
+    qe_facts_deinit(&sizes);
+    return status;
 }
 
 static qe_status judge_differences(qe_resume *resume, const qe_facts *differences, int new_lineage,
                                    qe_error *error_out) {
-    char text[QE_ERROR_TEXT_BYTES - 96], run[QE_DIGEST_BYTES];
-    join(differences, text, sizeof text);
-    if (new_lineage) {
-        QE_TRY(qe_run_name(run, error_out));
-        return qe_manifest_add_lineage(&resume->lineage, run, qe_resume_step(resume), text, error_out);
-    }
+    QE_TRY(check_model(resume, differences, error_out));
+    if (new_lineage) return record(resume, differences, error_out);
     if (differences->count == 0) return QE_OK;
-    qe_error_set(error_out, QE_ERROR_CONFIG,
-                 "set it back, or go on with other bits: --new-lineage accepts the change and records it",
-                 "the run cannot go on with the same bits: %s", text);
-    return qe_error_place(error_out, qe_checkpoint_path(resume->checkpoint), 0, 0);
+    return refuse(resume, "the run cannot go on with the same bits", differences,
+                  "set it back, or go on with other bits: --new-lineage accepts the change and records it", error_out);
 }
 
 static qe_status compare(qe_resume *resume, const qe_session *session, int new_lineage, qe_error *error_out) {
@@ -128,7 +171,8 @@ static qe_status compare(qe_resume *resume, const qe_session *session, int new_l
     qe_status status = qe_session_manifest(session, &now, error_out);
     if (status == QE_OK)
         status = qe_manifest_differences(qe_checkpoint_manifest(resume->checkpoint), &now, &differences, error_out);
-    if (status == QE_OK) status = judge_differences(resume, &differences, new_lineage, error_out);
+    if (status != QE_OK) qe_error_place(error_out, resume->path, 0, 0);
+    else status = judge_differences(resume, &differences, new_lineage, error_out);
     qe_facts_deinit(&differences);
     qe_manifest_deinit(&now);
     return status;

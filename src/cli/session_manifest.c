@@ -158,7 +158,8 @@ static qe_status set_one(qe_settings *settings, const qe_fact *fact, qe_error *e
     qe_error why = {0};
     qe_status status = length < (int)sizeof assignment ? qe_settings_set(settings, assignment, &why) : QE_ERROR_LIMIT;
     if (status == QE_OK) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use the version that wrote it, or give a configuration file",
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "use the version that wrote it, or begin a run from its model.safetensors (--new-lineage)",
                         "the checkpoint was written with a setting that this program does not take: %.64s = %.64s%s%s",
                         fact->name, fact->value, why.message[0] ? ": " : "", why.message);
 }
@@ -238,16 +239,26 @@ static qe_status compare_facts(const char *prefix, const qe_facts *then, const q
     return QE_OK;
 }
 
+/* An order that does not ascend is a hash: the schedules say which setting it came from. */
+static qe_status compare_orders(const qe_facts *then, const qe_facts *now, qe_facts *differences,
+                                qe_error *error_out) {
+    const char *old_order = qe_facts_find(then, "accumulation_order");
+    const char *new_order = qe_facts_find(now, "accumulation_order");
+    const char *old_name = qe_facts_find(then, "name"), *new_name = qe_facts_find(now, "name");
+    char text[128];
+    if (same(old_order, new_order)) return QE_OK;
+    snprintf(text, sizeof text, "%.40s (pipeline.schedule %.20s -> %.20s)", new_order, old_name ? old_name : "none",
+             new_name ? new_name : "none");
+    return add_difference(differences, "accumulation_order", old_order, text, error_out);
+}
+
 qe_status qe_manifest_differences(const qe_manifest *then, const qe_manifest *now, qe_facts *differences,
                                   qe_error *error_out) {
-    const char *old_order = qe_facts_find(&then->schedule, "accumulation_order");
-    const char *new_order = qe_facts_find(&now->schedule, "accumulation_order");
     QE_TRY(compare_settings(then, now, differences, error_out));
     if (strcmp(then->data.digest, now->data.digest) != 0)
         QE_TRY(add_difference(differences, "data", then->data.name, now->data.name, error_out));
     QE_TRY(compare_facts("device.", &then->device, &now->device, differences, error_out));
     QE_TRY(compare_facts("algorithm.", &then->algorithms, &now->algorithms, differences, error_out));
     QE_TRY(compare_facts("library.", &then->libraries, &now->libraries, differences, error_out));
-    if (same(old_order, new_order)) return QE_OK;
-    return add_difference(differences, "accumulation_order", old_order, new_order, error_out);
+    return compare_orders(&then->schedule, &now->schedule, differences, error_out);
 }

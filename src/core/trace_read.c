@@ -407,9 +407,12 @@ static qe_status read_version(qe_trace_reader *reader) {
         QE_TRY(next_line(reader, &end));
         if (end) return qe_trace_expected(reader, "`qet 1`, the first line of a trace");
     } while (qe_trace_at_end(reader));
-    if (strncmp(reader->at, "qet 1", 5) != 0) return qe_trace_expected(reader, "`qet 1`, the first line of a trace");
-    reader->at += 5;
-    return qe_trace_at_end(reader) ? QE_OK : qe_trace_expected(reader, "`qet 1`: this is another version of traces");
+    if (strncmp(reader->at, "qet ", 4) != 0) return qe_trace_expected(reader, "`qet 1`, the first line of a trace");
+    reader->at += 4;
+    if (strcspn(reader->at, " \t#") != 1 || reader->at[0] != '1')
+        return qe_trace_expected(reader, "`1`: this is another version of traces");
+    reader->at++;
+    return qe_trace_at_end(reader) ? QE_OK : qe_trace_expected(reader, "the end of the line");
 }
 
 static qe_status read_lines(qe_trace_reader *reader) {

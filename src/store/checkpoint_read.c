@@ -26,6 +26,7 @@ struct qe_checkpoint {
 };
 
 static const char remedy[] = "Use another checkpoint; this one is damaged.";
+static const char which[] = "Name a checkpoint (step-...), or the checkpoint.path of a run with checkpoint.every set.";
 
 typedef struct opening {
     qe_checkpoint *checkpoint;
@@ -99,6 +100,8 @@ static qe_status read_tensors(opening *at, size_t index, int file, uint64_t byte
     if (status == QE_OK) QE_TRY(check_origin(at, entry, at->checkpoint->files[index]));
     QE_TRY(check_size(at, entry, bytes));
     if (status == QE_OK) return check_digest(at, entry, digest);
+    if (status == QE_ERROR_FORMAT) /* written anew it would not be the manifest's */
+        return qe_store_refuse(at->error_out, status, where, remedy, "%s", unreadable.message);
     if (at->error_out != NULL) *at->error_out = unreadable;
     return status;
 }
@@ -172,9 +175,9 @@ static qe_status check_epochs(opening *at) {
         if (tensor != NULL && tensor->dtype == QE_DTYPE_I64 && tensor->bytes == sizeof epoch)
             memcpy(&epoch, tensor->data, sizeof epoch);
         if (epoch < 0 || (uint64_t)epoch != epochs->list[i].count)
-            return breach(at, QE_RULE_SCALE_EPOCH, epochs->list[i].name,
-                          "The manifest counts epoch %" PRIu64 ", the scale is of epoch %" PRId64 ".",
-                          epochs->list[i].count, epoch);
+            return breach(at, QE_RULE_SCALE_EPOCH, QE_MANIFEST_NAME,
+                          "%.96s: the manifest counts epoch %" PRIu64 ", the scale is of epoch %" PRId64 ".",
+                          epochs->list[i].name, epochs->list[i].count, epoch);
     }
     return QE_OK;
 }
@@ -185,9 +188,8 @@ static qe_status read_manifest(opening *at) {
     struct stat kind;
     qe_folder_text(at->checkpoint->path, QE_MANIFEST_NAME, where);
     if (fstatat(at->folder, QE_MANIFEST_NAME, &kind, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
-        return qe_store_refuse(at->error_out, QE_ERROR_IO, at->checkpoint->path,
-                               "Name a checkpoint (step-...), or the checkpoint.path of a run with checkpoint.every "
-                               "set.", "there is no manifest.json, so this is no checkpoint");
+        return qe_store_refuse(at->error_out, QE_ERROR_IO, at->checkpoint->path, which,
+                               "there is no manifest.json, so this is no checkpoint");
     QE_TRY(qe_folder_read(at->folder, at->checkpoint->path, QE_MANIFEST_NAME, QE_MANIFEST_BYTES_MAX, &text, &bytes,
                           at->error_out));
     qe_status status = qe_manifest_read_text(text, bytes, where, &at->checkpoint->manifest, at->error_out);
@@ -205,13 +207,29 @@ static qe_status read_all(opening *at) {
     return check_epochs(at);
 }
 
+/* Why a directory could not be opened. `flags` are those of openat. */
+static qe_status refuse_folder(int parent, const char *name, int flags, const char *path, int code,
+                               qe_error *error_out) {
+    struct stat kind;
+    int follows = flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0;
+    if (path[0] == 0) return qe_store_refuse(error_out, QE_ERROR_IO, path, which, "the path is empty");
+    if (code == ENOENT)
+        return qe_store_refuse(error_out, QE_ERROR_IO, path, which, "there is no such file or directory");
+    int is_other = (code == ENOTDIR || code == ELOOP) && fstatat(parent, name, &kind, follows) == 0;
+    if (is_other && S_ISLNK(kind.st_mode))
+        return qe_store_refuse(error_out, QE_ERROR_FORMAT, path, "Put the directory itself there.", "it is a link");
+    if (is_other && !S_ISDIR(kind.st_mode))
+        return qe_store_refuse(error_out, QE_ERROR_IO, path, which, "it is a file, expected a directory");
+    return qe_store_refuse_errno(error_out, path, "open", code);
+}
+
 /* `parent` is AT_FDCWD for a path of the user's, who may have put a link there. */
 static qe_status open_at(int parent, const char *name, int flags, const char *path, qe_checkpoint **checkpoint_out,
                          qe_rule *rule_out, qe_error *error_out) {
     *rule_out = QE_RULE_NONE;
     opening at = {.error_out = error_out};
     at.folder = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
-    if (at.folder < 0) return qe_store_refuse_errno(error_out, path, "open", errno);
+    if (at.folder < 0) return refuse_folder(parent, name, flags, path, errno, error_out);
     at.checkpoint = calloc(1, sizeof *at.checkpoint);
     qe_status status = QE_ERROR_MEMORY;
     if (at.checkpoint != NULL && (at.checkpoint->path = strdup(path)) != NULL) status = read_all(&at);
@@ -288,7 +306,7 @@ int qe_checkpoint_is_one(const char *path) {
 qe_status qe_checkpoint_list(const char *path, qe_checkpoint_name **names_out, size_t *count_out,
                              qe_error *error_out) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return qe_store_refuse_errno(error_out, path, "open", errno);
+    if (folder < 0) return refuse_folder(AT_FDCWD, path, 0, path, errno, error_out);
     qe_status status = qe_folder_checkpoints(folder, path, names_out, count_out, error_out);
     close(folder);
     return status;
@@ -308,6 +326,16 @@ static qe_status open_named(int folder, const char *path, const qe_checkpoint_na
                            step);
 }
 
+qe_status qe_checkpoint_open_listed(const char *path, const qe_checkpoint_name *name, qe_checkpoint **checkpoint_out,
+                                    qe_rule *rule_out, qe_error *error_out) {
+    *rule_out = QE_RULE_NONE;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return refuse_folder(AT_FDCWD, path, 0, path, errno, error_out);
+    qe_status status = open_named(folder, path, name, checkpoint_out, rule_out, error_out);
+    close(folder);
+    return status;
+}
+
 static qe_status open_first(int folder, const char *path, const qe_checkpoint_name *names, size_t count,
                             qe_checkpoint_skipped skipped, void *context, qe_checkpoint **checkpoint_out,
                             qe_rule *rule_out, qe_error *error_out) {
@@ -324,9 +352,7 @@ static qe_status open_first(int folder, const char *path, const qe_checkpoint_na
     }
     *rule_out = newest_rule;
     if (count > 0) return *error_out = newest, newest.status;
-    return qe_store_refuse(error_out, QE_ERROR_IO, path,
-                           "Name a checkpoint (step-...), or the checkpoint.path of a run with checkpoint.every set.",
-                           "there is no checkpoint in this directory");
+    return qe_store_refuse(error_out, QE_ERROR_IO, path, which, "there is no checkpoint in this directory");
 }
 
 qe_status qe_checkpoint_open_newest(const char *path, qe_checkpoint_skipped skipped, void *context,
@@ -336,7 +362,7 @@ qe_status qe_checkpoint_open_newest(const char *path, qe_checkpoint_skipped skip
     qe_error error = {0};
     *rule_out = QE_RULE_NONE;
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return qe_store_refuse_errno(error_out, path, "open", errno);
+    if (folder < 0) return refuse_folder(AT_FDCWD, path, 0, path, errno, error_out);
     qe_status status = qe_folder_checkpoints(folder, path, &names, &count, &error);
     if (status == QE_OK)
         status = open_first(folder, path, names, count, skipped, context, checkpoint_out, rule_out, &error);

@@ -144,6 +144,49 @@ class Checkpoints(Case):
                 self.assertNotEqual(lineage[0]["run"], lineage[1]["run"])
                 shutil.rmtree(self.path("other"))
 
+    def test_a_checkpoint_keeps_its_model_whatever_else_is_accepted(self):
+        self.saved_at(3)
+        changes = ("--set", "model.layers=3", "--set", "model.hidden=64", "--set", "train.seed=2")
+        for accepts in ((), ("--new-lineage",)):
+            done = self.refuse(ERROR, ["another model: model.layers: 2 -> 3; model.hidden: 32 -> 64", "set it back"],
+                               "train", "tiny.yaml", *KEEP_ALL, "--resume", "run/step-00000003", *changes, *accepts)
+            self.assertNotIn("seed", done.stderr)
+            self.assertNotIn("--new-lineage", done.stderr)
+
+    def test_a_lineage_records_all_that_was_changed_and_a_refusal_counts_what_it_leaves_out(self):
+        self.saved_at(3)
+        changes = {"train.seed": "2", "train.learning_rate": "0.001234567", "train.warmup": "2", "train.steps": "9",
+                   "train.minimum_learning_rate": "0.000123456", "train.beta1": "0.812345", "train.beta2": "0.991234",
+                   "train.epsilon": "1.2345e-07", "train.weight_decay": "0.212345", "train.gradient_clip": "2",
+                   "train.sequences": "2", "recipe.history": "9", "recipe.margin": "2", "recipe.amax": "most_recent",
+                   "recipe.forward": "split", "recipe.input_grad": "fast", "recipe.weight_grad": "fast",
+                   "pipeline.microbatches": "2", "data.validation": "0.212345", "model.rope_theta": "12345",
+                   "model.norm_epsilon": "1.2345e-06", "model.sequence": "8"}
+        given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        done = self.refuse(ERROR, ["the same bits: model.sequence: 16 -> 8"], "train", "--resume", "run/step-00000003",
+                           *given)
+        told = [key for key in changes if f"{key}: " in done.stderr]
+        self.assertLess(len(told), len(changes))
+        self.assertIn(f"; and {len(changes) - len(told)} more\n", done.stderr)
+        self.succeed("train", "--resume", "run/step-00000003", *given, "--new-lineage", "--set", "checkpoint.every=100",
+                     "--set", "checkpoint.path=other")
+        recorded = self.document("inspect", "other/step-00000009")["lineage"][1]["changes"]
+        self.assertEqual({change.split(":")[0] for change in recorded.split("; ")}, set(changes))
+
+    def test_a_directory_s_list_says_what_a_resume_from_it_does(self):
+        whole = self.saved_at(3)
+        os.rename(self.path("run", f"step-{STEPS:08d}"), self.path("moved"))
+        os.symlink("../moved", self.path("run", f"step-{STEPS:08d}"))
+        shutil.copytree(self.path("moved"), self.path("run", "step-00000077"))
+        self.write("run/step-00000078", "no directory")
+        listed = {entry["name"]: entry for entry in self.document("inspect", "run", status=ERROR)["checkpoints"]}
+        self.assertEqual({name for name, entry in listed.items() if entry["verified"]}, {"step-00000003"})
+        document = self.document("train", "--resume", "run", "--set", "checkpoint.keep=0")
+        self.assert_goes_on(whole, document, 3)
+        for name, words in (("step-00000077", "its manifest is of step 8"), (f"step-{STEPS:08d}", "it is a link"),
+                            ("step-00000078", "it is a file, expected a directory")):
+            self.assertIn(words, listed[name]["message"])
+
     def test_another_processor_s_products_are_refused(self):
         whole = self.saved_at(3)
         core = whole["backend"].split()[-1]
@@ -201,7 +244,8 @@ class Checkpoints(Case):
 
     def test_what_is_no_checkpoint_is_said_so(self):
         self.trained()
-        for path, words in (("run", ["no checkpoint"]), ("nowhere", ["no such file"]), ("tiny.yaml", ["tiny.yaml"])):
+        for path, words in (("run", ["no checkpoint"]), ("nowhere", ["no such file", "checkpoint.path"]),
+                            ("tiny.yaml", ["tiny.yaml: it is a file", "checkpoint.path"]), ("", ["the path is empty"])):
             self.refuse(ERROR, words, "train", "--resume", path)
             self.refuse(ERROR, words, "inspect", path)
         self.refuse(USAGE, ["--new-lineage"], "train", "tiny.yaml", "--new-lineage")

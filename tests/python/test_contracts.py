@@ -66,7 +66,7 @@ def test_a_program_that_is_built_is_the_one_that_its_text_says() -> None:
     assert program.judge().rule == "buffer.unwritten"
 
 
-@pytest.mark.parametrize("text, line, column", [("qet 1\nstream c nonsense\n", 2, 10), ("qet 2\n", 1, 1)])
+@pytest.mark.parametrize("text, line, column", [("qet 1\nstream c nonsense\n", 2, 10), ("qet 2\n", 1, 5)])
 def test_malformed_text_names_its_place(text: str, line: int, column: int) -> None:
     with pytest.raises(qeffect.FormatError) as caught:
         qeffect.check_trace(text)
