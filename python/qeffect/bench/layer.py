@@ -59,7 +59,8 @@ def te_one_graph(case: Case) -> Work:
         y.backward(case.dy)
     _forget(case, layer)
     case.kept.append((layer, y))
-    return graph.replay
+    replay: Work = graph.replay  # without torch its type is unknown
+    return replay
 
 
 def te_eager(case: Case) -> Work:
