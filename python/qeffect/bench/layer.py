@@ -59,8 +59,7 @@ def te_one_graph(case: Case) -> Work:
         y.backward(case.dy)
     _forget(case, layer)
     case.kept.append((layer, y))
-    replay: Work = graph.replay  # without torch its type is unknown
-    return replay
+    return graph.replay
 
 
 def te_eager(case: Case) -> Work:

@@ -55,6 +55,8 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
     slots' memory. Raises: Trap; ArgumentError; then the step is given up and the next one begins anew.
     """
 
+    pipeline_order_with_comms: dict[int, Any]  # torch's; said here for where torch is not
+
     def __init__(self, stages: Sequence[Any], order: Schedule, loss_fn: Any, settings: Settings = Settings(), *,
                  scale_grads: bool = False) -> None:
         order.check()
