@@ -112,6 +112,8 @@ class Native(Watched):
         plain = stage.submod.forward
 
         def forward(*arguments: Any) -> Any:
+            if not torch.is_grad_enabled():  # torch's inference of shapes: its amaxes would stay in the running row
+                return plain(*arguments)
             with te.autocast(enabled=True, recipe=recipe):
                 return plain(*arguments)
 

@@ -26,7 +26,8 @@ class GraphRecording:
 
     def __init__(self, work: Work, pool: Any, stream: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # "thread_local": NCCL's watchdog asks about its events in a thread of its own, which must not end a capture.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             made = work()
         self.outputs: Tensors = [None if tensor is None else tensor.detach() for tensor in made]
 

@@ -131,6 +131,9 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
     def abort(self) -> None:
         """Gives an open step up: weights, moments, scales and histories are as before it."""
         self._round, self._gathered = 0, False
+        if self.pp_group_size == 1:  # else a message may still be under way, and torch refuses to go on
+            for stage in self._stages:
+                _forget_boundaries(stage)
         if self.part is not None:
             self.part.abort()
 
@@ -289,6 +292,13 @@ def _neighbours(stage: Any) -> list[Any]:
     """First messages to stages of other ranks; a rank needs none to itself, and gloo cannot send them."""
     own = torch.distributed.get_rank()
     return [op for op in type(stage)._get_init_p2p_neighbors_ops(stage) if op.peer != own]
+
+
+def _forget_boundaries(stage: Any) -> None:
+    """Since torch 2.13 a boundary that was handed over and not taken stops the next step."""
+    for table in (stage.args_recv_info, stage.grad_recv_info):
+        for info in (info for infos in table.values() for info in infos if hasattr(info, "take_buffer")):
+            info.buffer = None
 
 
 def _forwards(actions: Sequence[Any]) -> list[Any]:
