@@ -78,7 +78,9 @@ qe_cuda_gemm *bench_chosen(bench *b, const qe_product *product, const qe_algorit
     qe_error error = {0};
     qe_product_key(product, choice.key);
     memcpy(choice.words, algorithm->words, sizeof choice.words);
-    if (qe_cuda_gemm_create(&gemm, &error) == QE_OK && qe_cuda_gemm_choose(gemm, &choice, &error) == QE_OK) return gemm;
+    if (qe_cuda_gemm_create(b->stream, &gemm, &error) == QE_OK &&
+        qe_cuda_gemm_choose(gemm, &choice, &error) == QE_OK)
+        return gemm;
     bench_fail(b, "%s: %s", choice.key, error.message);
     qe_cuda_gemm_destroy(gemm);
     return NULL;
@@ -91,7 +93,7 @@ bench bench_attention_open(bench *b, const qe_op *op, qe_attention_algorithm alg
     qe_attention_choice_make(&op->args.attention_backward, algorithm, &choice);
     with.failures = 0;
     with.attention = NULL;
-    if (qe_cuda_attention_create(&with.attention, &error) == QE_OK &&
+    if (qe_cuda_attention_create(b->stream, &with.attention, &error) == QE_OK &&
         qe_cuda_attention_choose(with.attention, &choice, &error) == QE_OK)
         return with;
     bench_fail(b, "%s: %s", choice.key, error.message);
@@ -248,14 +250,15 @@ static int bench_open(bench *b) {
     }
     if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess ||
         cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking) != cudaSuccess ||
-        qe_cuda_gemm_create(&b->first, &error) != QE_OK || qe_cuda_gemm_create(&b->tuned, &error) != QE_OK ||
-        qe_cuda_gemm_create(&b->lt, &error) != QE_OK) {
+        qe_cuda_gemm_create(b->stream, &b->first, &error) != QE_OK ||
+        qe_cuda_gemm_create(b->stream, &b->tuned, &error) != QE_OK ||
+        qe_cuda_gemm_create(b->stream, &b->lt, &error) != QE_OK) {
         printf("FAIL: opening the device: %s\n", error.message);
         return 1;
     }
     qe_cuda_gemm_lt_only(b->lt);
     printf("%s, %d.%d, %s\n", properties.name, properties.major, properties.minor, qe_cuda_gemm_identity(b->first));
-    if (qe_cuda_attention_create(&b->attention, &error) == QE_OK)
+    if (qe_cuda_attention_create(b->stream, &b->attention, &error) == QE_OK)
         printf("%s\n", qe_cuda_attention_identity(b->attention));
     else
         bench_fail(b, "%s (%s)", error.message, error.remedy);

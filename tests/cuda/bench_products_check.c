@@ -359,7 +359,7 @@ static void cutlass_refused(bench *b) {
         qe_product_key(&product, choice.key);
         memcpy(choice.words, candidates[0].words, sizeof choice.words);
         choice.words[word] += 7;
-        if (qe_cuda_gemm_create(&fresh, &error) != QE_OK) return;
+        if (qe_cuda_gemm_create(b->stream, &fresh, &error) != QE_OK) return;
         if (qe_cuda_gemm_choose(fresh, &choice, &error) != QE_ERROR_UNSUPPORTED)
             bench_fail(b, "a kernel that is not there was taken");
         qe_cuda_gemm_destroy(fresh);
@@ -375,7 +375,7 @@ static void choices_compare(bench *b, qe_cuda_gemm *read) {
     qe_error error = {0};
     qe_cuda_gemm *fresh = NULL;
     memset(broken.words, 0x5A, sizeof broken.words);
-    if (qe_cuda_gemm_create(&fresh, &error) != QE_OK) return;
+    if (qe_cuda_gemm_create(b->stream, &fresh, &error) != QE_OK) return;
     if (qe_cuda_gemm_choose(fresh, &broken, &error) != QE_ERROR_UNSUPPORTED)
         bench_fail(b, "an impossible algorithm was taken");
     else
@@ -389,7 +389,8 @@ void bench_check_choices(bench *b, const char *path) {
     const qe_cuda_choice *ignored;
     printf("choices in %s\n", path);
     if (qe_cuda_gemm_choices(b->tuned, &ignored) == 0) return;
-    if (qe_cuda_choices_write(b->tuned, NULL, path, &error) != QE_OK || qe_cuda_gemm_create(&read, &error) != QE_OK ||
+    if (qe_cuda_choices_write(b->tuned, NULL, path, &error) != QE_OK ||
+        qe_cuda_gemm_create(b->stream, &read, &error) != QE_OK ||
         qe_cuda_choices_read(read, NULL, path, &error) != QE_OK)
         bench_fail(b, "choices: %s (line %u)", error.message, error.line);
     else

@@ -69,7 +69,7 @@ using addresses = std::unordered_map<int64_t, void *>;
 
 struct qe_cuda_attention {
     cudnnHandle_t handle = nullptr;
-    cudaStream_t stream = nullptr;     /* for loading plans */
+    cudaStream_t stream = nullptr;     /* the caller's, for loading and timing plans */
     std::vector<void *> workspaces;    /* the last is the largest; the others live on, because graphs may name them */
     int64_t workspace_bytes = 0;
     std::vector<std::unique_ptr<plan>> plans;
@@ -564,8 +564,6 @@ qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, REMEDY_INSTALL, "cuDNN does not open: %s",
                             fe::detail::get_error_string(opened));
     }
-    const cudaError_t device = cudaStreamCreateWithFlags(&attention.stream, cudaStreamNonBlocking);
-    if (device != cudaSuccess) return qe_cuda_failure(device, "a stream for attention", error_out);
     attention.identity = identity_of();
     if (qe_attention_own_open(&attention.own) == QE_OK)
         attention.identity += ", ours " + std::to_string(QE_ATTENTION_OWN_REVISION);
@@ -576,9 +574,10 @@ qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
 
 } // namespace
 
-qe_status qe_cuda_attention_create(qe_cuda_attention **attention_out, qe_error *error_out) {
+qe_status qe_cuda_attention_create(cudaStream_t aside, qe_cuda_attention **attention_out, qe_error *error_out) {
     return guarded(error_out, [&] {
         auto *attention = new qe_cuda_attention();
+        attention->stream = aside;
         const qe_status status = guarded(error_out, [&] { return open(*attention, error_out); });
         if (status == QE_OK)
             *attention_out = attention;
@@ -593,7 +592,6 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention) {
     (void)guarded(nullptr, [&] {
         attention->plans.clear();
         if (attention->handle) (void)fe::detail::destroy_handle(attention->handle);
-        if (attention->stream) (void)cudaStreamDestroy(attention->stream);
         for (void *at : attention->workspaces) (void)cudaFree(at);
         return QE_OK;
     });

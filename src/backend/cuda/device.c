@@ -55,8 +55,8 @@ static qe_status device_fill(qe_device *device, qe_error *error_out) {
     QE_TRY(qe_cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "properties of the GPU", error_out));
     QE_TRY(capability_check(&properties, error_out));
     QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->aside, cudaStreamNonBlocking), "a stream", error_out));
-    QE_TRY(qe_cuda_gemm_create(&device->gemm, error_out));
-    QE_TRY(qe_cuda_attention_create(&device->attention, error_out));
+    QE_TRY(qe_cuda_gemm_create(device->aside, &device->gemm, error_out));
+    QE_TRY(qe_cuda_attention_create(device->aside, &device->attention, error_out));
     snprintf(device->identity, sizeof device->identity, "cuda %.60s %.30s %.50s", properties.name,
              qe_cuda_gemm_identity(device->gemm), qe_cuda_attention_identity(device->attention));
     return QE_OK;

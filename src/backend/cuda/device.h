@@ -35,12 +35,34 @@ struct qe_device {
     uint64_t taken_bytes, allocations;
     struct qe_graph *recording; /* one at a time: a rank captures on its own thread */
     uint32_t streams;
+    uint32_t parked; /* of all streams */
     qe_stream *first_stream; /* all that live */
     uint64_t *loaded; /* hashes of ops whose kernels were loaded (run.c) */
     uint32_t loaded_count, loaded_capacity;
     char identity[160];
     qe_error failure; /* of the first op that could not be queued since the last sync */
 };
+
+/* What streams are given. */
+typedef enum cuda_command_kind {
+    CUDA_COMMAND_OP,
+    CUDA_COMMAND_RECORD,
+    CUDA_COMMAND_WAIT,
+    CUDA_COMMAND_LAUNCH,
+} cuda_command_kind;
+
+typedef struct cuda_command {
+    cuda_command_kind kind;
+    uint64_t record; /* RECORD, WAIT: which one of its event */
+    union {
+        const qe_op *op;
+        qe_event *event;
+        qe_graph *graph;
+    };
+} cuda_command;
+
+/* A rank runs ahead of its neighbours by this many commands of a stream at most: thousands of messages; 24 KiB. */
+enum { CUDA_PARKED_MAX = 1024 };
 
 struct qe_stream {
     qe_device *device;
@@ -51,12 +73,15 @@ struct qe_stream {
     qe_stream *next;
     int transfers; /* has sent or received since the last sync */
     const int *aborted; /* of the transport it went through; NULL: none */
+    cuda_command *parked; /* a ring of [CUDA_PARKED_MAX] (parked.c) */
+    uint32_t parked_first, parked_count;
 };
 
 struct qe_event {
     qe_device *device;
     cudaEvent_t event;
     uint32_t place; /* in device->order */
+    uint64_t given, recorded; /* records that were asked for; the last one that is queued */
 };
 
 /* A node of a captured graph and the op that made it. */
@@ -97,10 +122,31 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
 qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream);
 qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out);
 
-/* world.c: one end of a message. *aborted_out: the word that says whether the transport was aborted. */
-qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, qe_error *error_out);
+/* stream.c: tells device->failure. And an op, now; *is_run_out = 0: it is a transfer whose other end is not queued. */
+qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what);
+qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out);
+/* graph.c: a launch, now. */
+qe_status qe_cuda_graph_queue(qe_graph *graph, qe_stream *stream);
+
+/* parked.c: queues the command, or parks it until what it waits for is queued. */
+qe_status qe_cuda_stream_give(qe_stream *stream, cuda_command command);
+/* Returns when no more than `rest` commands of the stream are parked; none of any stream. Waits for other ranks. */
+void qe_cuda_parked_settle(qe_stream *stream, uint32_t rest);
+void qe_cuda_parked_settle_all(qe_device *device);
+
+/* world.c: one end of a message. *aborted_out: the word that says whether the transport was aborted.
+ * queue: for a recording; the GPU waits for the other end.
+ * try: queues the end now, behind the other one; *is_queued_out = 0 where that is not queued yet. After an abort
+ * nothing moves, and ends are dropped. */
+qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out);
 qe_status qe_cuda_channel_queue(qe_channel *channel, qe_op_kind kind, void *at, uint64_t bytes, cudaStream_t stream,
                                 const int **aborted_out);
+qe_status qe_cuda_channel_try(qe_device *device, const qe_op *op, cudaStream_t stream, int *is_queued_out,
+                              const int **aborted_out);
+qe_world *qe_cuda_channel_world(const qe_channel *channel);
+/* Counts what all ranks queue, and aborts; returns when it is another than the one that was seen. */
+uint64_t qe_cuda_world_moves(qe_world *world);
+void qe_cuda_world_await(qe_world *world, uint64_t seen);
 
 /* timeline.c: marks around what a stream is given. Nothing happens without a timeline, or while a graph is recorded. */
 typedef struct cuda_timeline cuda_timeline;

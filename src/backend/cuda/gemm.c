@@ -33,7 +33,7 @@ typedef struct wide_block {
 struct qe_cuda_gemm {
     qe_solver solver;
     qe_families families; /* whose candidates tuning tries */
-    cudaStream_t stream;  /* tuning's own */
+    cudaStream_t stream;  /* the caller's, for tuning */
     wide_block *wide;    /* the largest first; smaller ones live on, because graphs may name them */
     plan *plans;         /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
@@ -49,7 +49,7 @@ static void identity_compose(char identity[IDENTITY_BYTES]) {
                    version % 100);
 }
 
-qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out) {
+qe_status qe_cuda_gemm_create(cudaStream_t aside, qe_cuda_gemm **gemm_out, qe_error *error_out) {
     qe_cuda_gemm *gemm = calloc(1, sizeof *gemm);
     qe_status status = QE_OK;
     if (!gemm) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for matrix products");
@@ -60,11 +60,11 @@ qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out) {
         goto failed;
     }
     cudaError_t device = cudaMalloc(&gemm->solver.workspace, QE_LT_WORKSPACE_BYTES);
-    if (device == cudaSuccess) device = cudaStreamCreateWithFlags(&gemm->stream, cudaStreamNonBlocking);
     if (device != cudaSuccess) {
         status = qe_cuda_failure(device, "workspace of matrix products", error_out);
         goto failed;
     }
+    gemm->stream = aside;
     identity_compose(gemm->identity);
     *gemm_out = gemm;
     return QE_OK;
@@ -85,7 +85,6 @@ void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm) {
         (void)cudaFree(block->at);
         free(block);
     }
-    if (gemm->stream) (void)cudaStreamDestroy(gemm->stream);
     (void)cudaFree(gemm->solver.workspace);
     if (gemm->solver.handle) (void)cublasLtDestroy(gemm->solver.handle);
     free(gemm->plans);

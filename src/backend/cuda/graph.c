@@ -18,6 +18,7 @@ static qe_status graph_begin(qe_stream *stream, qe_error *error_out) {
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "the device records already");
     qe_graph *graph = calloc(1, sizeof *graph);
     if (graph == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a graph");
+    qe_cuda_parked_settle_all(device); /* what was given before is not recorded */
     /* Thread-local: what other ranks' threads do with their devices does not concern this capture. */
     qe_status status = qe_cuda_check(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal),
                                      "the beginning of a capture", error_out);
@@ -87,16 +88,18 @@ static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *er
     return QE_OK;
 }
 
-static qe_status graph_launch(qe_graph *graph, qe_stream *stream) {
-    if (graph->device != stream->device) return QE_ERROR_ARGUMENT;
-    QE_TRY(qe_cuda_watch_launch(graph, stream->place));
+qe_status qe_cuda_graph_queue(qe_graph *graph, qe_stream *stream) {
     cuda_timeline *timeline = graph->device->timeline;
     if (timeline != NULL) qe_cuda_timeline_begin(timeline, "graph", stream->name, stream->stream);
     cudaError_t code = cudaGraphLaunch(graph->executable, stream->stream);
     if (timeline != NULL) qe_cuda_timeline_end(timeline, stream->stream);
-    if (code == cudaSuccess) return QE_OK;
-    qe_error ignored, *to = graph->device->failure.status == QE_OK ? &graph->device->failure : &ignored;
-    return qe_cuda_check(code, "the launch of a graph", to);
+    return qe_cuda_queued(graph->device, code, "the launch of a graph");
+}
+
+static qe_status graph_launch(qe_graph *graph, qe_stream *stream) {
+    if (graph->device != stream->device) return QE_ERROR_ARGUMENT;
+    QE_TRY(qe_cuda_watch_launch(graph, stream->place));
+    return qe_cuda_stream_give(stream, (cuda_command){.kind = CUDA_COMMAND_LAUNCH, .graph = graph});
 }
 
 static void graph_destroy(qe_graph *graph) {

@@ -27,7 +27,9 @@ typedef struct qe_cuda_choice {
     uint64_t workspace_bytes;
 } qe_cuda_choice;
 
-qe_status qe_cuda_gemm_create(qe_cuda_gemm **gemm_out, qe_error *error_out);
+/* `aside`: the caller's stream that tuning may use, and wait for; it outlives what is created here. A stream of its own
+ * would take one of the few connections that a GPU has (world.c). */
+qe_status qe_cuda_gemm_create(cudaStream_t aside, qe_cuda_gemm **gemm_out, qe_error *error_out);
 void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm);
 /* Chooses the algorithm for an op's shape where none is chosen yet: every candidate of the heuristic is timed on random
  * data (tune = 1), or the first is taken (tune = 0). Grows the workspace. Capture: forbidden. */
@@ -46,8 +48,8 @@ const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
  * besides: ours (attention_own.h). */
 typedef struct qe_cuda_attention qe_cuda_attention;
 
-/* On failure: QE_ERROR_UNSUPPORTED where cuDNN is missing or too old: says what to install. */
-qe_status qe_cuda_attention_create(qe_cuda_attention **attention_out, qe_error *error_out);
+/* `aside`: as of products. On failure: QE_ERROR_UNSUPPORTED where cuDNN is missing or too old: says what to install. */
+qe_status qe_cuda_attention_create(cudaStream_t aside, qe_cuda_attention **attention_out, qe_error *error_out);
 void qe_cuda_attention_destroy(qe_cuda_attention *attention);
 /* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. A backward that has
  * no algorithm yet gets the fastest on random data (tune = 1); else ours where it takes the shape and the order of sums

@@ -167,7 +167,8 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
         case QE_OP_ATTENTION_BACKWARD: QE_TRY(attention_prepare(device, op, error_out)); break;
         case QE_OP_SEND:
         case QE_OP_RECV:
-            return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, error_out);
+            return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, device->aside,
+                                           error_out);
         default: break;
     }
     return kernels_load(device, op, error_out);

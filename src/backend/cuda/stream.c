@@ -9,6 +9,7 @@
 static void stream_destroy(qe_stream *stream) {
     if (stream == NULL) return;
     qe_device *device = stream->device;
+    qe_cuda_parked_settle(stream, 0);
     (void)cudaStreamSynchronize(stream->stream);
     device->streams--;
     if (--stream->users > 0) return;
@@ -16,6 +17,7 @@ static void stream_destroy(qe_stream *stream) {
     while (*link != stream) link = &(*link)->next;
     *link = stream->next;
     (void)cudaStreamDestroy(stream->stream);
+    free(stream->parked);
     free(stream);
 }
 
@@ -26,10 +28,15 @@ static qe_stream_role role_of(const char *name) {
 
 static qe_status stream_make(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
     qe_stream *stream = calloc(1, sizeof *stream);
-    if (stream == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
+    if (stream != NULL) stream->parked = malloc(CUDA_PARKED_MAX * sizeof *stream->parked);
+    if (stream == NULL || stream->parked == NULL) {
+        free(stream);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
+    }
     qe_status status = qe_cuda_check(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking), name,
                                      error_out);
     if (status != QE_OK) {
+        free(stream->parked);
         free(stream);
         return status;
     }
@@ -59,32 +66,42 @@ static qe_status stream_create(qe_device *device, const char *name, qe_stream **
     return QE_OK;
 }
 
-static qe_status transfer_queue(qe_stream *stream, const qe_op *op) {
+static qe_status transfer_queue(qe_stream *stream, const qe_op *op, int *is_run_out) {
     const qe_args_transfer *args = &op->args.transfer;
     stream->transfers = 1;
+    if (stream->device->recording == NULL)
+        return qe_cuda_channel_try(stream->device, op, stream->stream, is_run_out, &stream->aborted);
     return qe_cuda_channel_queue(args->channel, op->kind, args->bytes_at, args->bytes, stream->stream,
                                  &stream->aborted);
 }
 
-static qe_status op_queue(qe_stream *stream, const qe_op *op) {
-    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV) return transfer_queue(stream, op);
+static int is_transfer(const qe_op *op) {
+    return op->kind == QE_OP_SEND || op->kind == QE_OP_RECV;
+}
+
+static qe_status op_queue(qe_stream *stream, const qe_op *op, int *is_run_out) {
+    if (is_transfer(op)) return transfer_queue(stream, op, is_run_out);
     return qe_cuda_op_queue(stream->device, op, stream->stream);
 }
 
-static qe_status stream_submit(qe_stream *stream, const qe_op *op) {
+qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out) {
     qe_device *device = stream->device;
-    QE_TRY(qe_cuda_watch_op(device, stream->place, op));
     if (device->recording != NULL) QE_TRY(qe_cuda_claim_begin(device->recording));
     int marks = device->timeline != NULL && device->recording == NULL;
     if (device->nvtx) nvtxRangePushA(qe_op_name(op->kind));
     if (marks) qe_cuda_timeline_begin(device->timeline, qe_op_name(op->kind), stream->name, stream->stream);
-    qe_status status = op_queue(stream, op);
+    qe_status status = op_queue(stream, op, is_run_out);
     if (marks) qe_cuda_timeline_end(device->timeline, stream->stream);
     if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim_end(device->recording, op);
     if (status != QE_OK && device->recording != NULL && device->recording->refusal.status == QE_OK)
         device->recording->refusal = device->failure;
     if (device->nvtx) nvtxRangePop();
     return status;
+}
+
+static qe_status stream_submit(qe_stream *stream, const qe_op *op) {
+    QE_TRY(qe_cuda_watch_op(stream->device, stream->place, op));
+    return qe_cuda_stream_give(stream, (cuda_command){.kind = CUDA_COMMAND_OP, .op = op});
 }
 
 static qe_status event_create(qe_device *device, qe_event **event_out, qe_error *error_out) {
@@ -104,6 +121,7 @@ static qe_status event_create(qe_device *device, qe_event **event_out, qe_error 
 
 static void event_destroy(qe_event *event) {
     if (event == NULL) return;
+    if (event->device->parked > 0) qe_cuda_parked_settle_all(event->device); /* some may wait for it */
     (void)cudaEventDestroy(event->event);
     free(event);
 }
@@ -114,7 +132,7 @@ static int watched(const qe_device *device) {
 }
 
 /* What could not be queued is told at the next sync. */
-static qe_status queued(qe_device *device, cudaError_t code, const char *what) {
+qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what) {
     if (code == cudaSuccess) return QE_OK;
     qe_error ignored;
     return qe_cuda_check(code, what, device->failure.status == QE_OK ? &device->failure : &ignored);
@@ -122,20 +140,23 @@ static qe_status queued(qe_device *device, cudaError_t code, const char *what) {
 
 static qe_status stream_record(qe_stream *stream, qe_event *event) {
     if (watched(stream->device)) QE_TRY(qe_order_record(stream->device->order, stream->place, event->place));
-    return queued(stream->device, cudaEventRecord(event->event, stream->stream), "the record of an event");
+    if (stream->device->recording == NULL) event->given++;
+    return qe_cuda_stream_give(stream, (cuda_command){CUDA_COMMAND_RECORD, event->given, {.event = event}});
 }
 
 static qe_status stream_wait(qe_stream *stream, qe_event *event) {
     if (watched(stream->device)) QE_TRY(qe_order_wait(stream->device->order, stream->place, event->place));
-    return queued(stream->device, cudaStreamWaitEvent(stream->stream, event->event, 0), "the wait for an event");
+    return qe_cuda_stream_give(stream, (cuda_command){CUDA_COMMAND_WAIT, event->given, {.event = event}});
 }
 
 static qe_status event_sync(qe_event *event, qe_error *error_out) {
+    if (event->recorded < event->given) qe_cuda_parked_settle_all(event->device);
     return qe_cuda_check(cudaEventSynchronize(event->event), "an event", error_out);
 }
 
 static qe_status stream_sync(qe_stream *stream, qe_error *error_out) {
     qe_device *device = stream->device;
+    qe_cuda_parked_settle(stream, 0);
     cudaError_t code = cudaStreamSynchronize(stream->stream);
     if (code != cudaSuccess) return qe_cuda_check(code, stream->name, error_out);
     if (watched(device)) QE_TRY(qe_order_sync(device->order, stream->place));
