@@ -25,13 +25,31 @@ static int is_same_folder(const char *one, const char *two) {
     return same;
 }
 
+static int goes_on_there(const qe_keeping *keeping, const qe_resume *resume) {
+    return resume != NULL && is_same_folder(resume->folder, keeping->session->settings.checkpoint.path);
+}
+
 /* Those that a resume found damaged do not count among the ones to keep. */
 static qe_status distrust(qe_keeping *keeping, const qe_resume *resume, qe_error *error_out) {
-    if (resume == NULL || resume->skipped_count == 0) return QE_OK;
-    if (!is_same_folder(resume->folder, keeping->session->settings.checkpoint.path)) return QE_OK;
+    if (resume == NULL || resume->skipped_count == 0 || !goes_on_there(keeping, resume)) return QE_OK;
     for (size_t i = 0; i < resume->skipped_count; i++)
         QE_TRY(qe_checkpoint_folder_distrust(keeping->folder, resume->skipped[i], error_out));
     return QE_OK;
+}
+
+/* Whoever forgot --resume is told before the first save takes the place of what was kept. */
+static void tell_replaced(const qe_keeping *keeping, const qe_resume *resume) {
+    const qe_settings_checkpoint *settings = &keeping->session->settings.checkpoint;
+    qe_checkpoint_name *names = NULL;
+    size_t count = 0, newest = 0;
+    if (settings->keep == 0 || goes_on_there(keeping, resume)) return;
+    if (qe_checkpoint_list(settings->path, &names, &count, NULL) != QE_OK) return;
+    while (newest < count && names[newest].serial == UINT64_MAX) newest++;
+    if (newest < count)
+        fprintf(stderr, "%s holds checkpoints of another run: those of this one take their place; another "
+                "checkpoint.path keeps them, and --resume %s/%s goes on from them\n", settings->path, settings->path,
+                names[newest].name);
+    free(names);
 }
 
 static qe_status take_lineage(qe_keeping *keeping, const qe_manifest *lineage, qe_error *error_out) {
@@ -58,6 +76,7 @@ qe_status qe_keeping_open(qe_keeping *keeping, qe_session *session, qe_progress 
     *keeping = (qe_keeping){.session = session, .progress = progress};
     if (settings->every == 0 || settings->path[0] == 0) return QE_OK;
     QE_TRY(qe_checkpoint_folder_open(settings->path, settings->keep, &keeping->folder, error_out));
+    tell_replaced(keeping, resume);
     QE_TRY(qe_snapshot_create(session->team, &keeping->snapshot, error_out));
     qe_snapshot_twin(session->team, keeping->snapshot);
     QE_TRY(qe_session_manifest(session, &keeping->manifest, error_out));

@@ -366,6 +366,17 @@ class Checkpoints(Case):
         self.succeed("train", "tiny.yaml", "--set", "checkpoint.every=1", "--set", "checkpoint.path=shared", "--set",
                      "train.steps=2")
 
+    def test_who_forgot_to_resume_is_told_what_is_replaced(self):
+        def told(*arguments):
+            return "run holds checkpoints of another run" in self.succeed("train", *arguments).stderr
+        begin = ("tiny.yaml", "--set", "checkpoint.every=2", "--set", "checkpoint.path=run")
+        self.assertFalse(told(*begin))
+        self.assertFalse(told("--resume", "run"))
+        self.assertFalse(told(*begin, "--set", "checkpoint.keep=0"))
+        self.assertTrue(told("--resume", "run/step-00000003/model.safetensors", "--new-lineage", *begin))
+        done = self.succeed("train", *begin)
+        self.assertIn("--resume run/step-00000003 goes on from them", done.stderr)
+
     def test_the_checking_device_goes_on_as_the_plain_one(self):
         whole = self.saved_at(6)
         document = self.document("train", "--resume", "run/step-00000006", "--device", "check")
