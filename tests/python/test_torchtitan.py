@@ -263,8 +263,8 @@ def test_what_cannot_be_kept_is_refused_with_a_reason() -> None:
     x, target = data(1)[0]
     with pytest.raises(qeffect.ArgumentError, match="return_outputs=False"):
         schedule.step(x, target=target)
-    with pytest.raises(qeffect.ArgumentError, match="one tensor"):
-        schedule.step(x, target=target, losses=[], return_outputs=False, mask=x)
+    with pytest.raises(qeffect.ArgumentError, match="mask: a stage takes tensors"):
+        schedule.step(x, target=target, losses=[], return_outputs=False, mask="causal")
     with pytest.raises(qeffect.UnsupportedError, match="SGD cannot be vetoed"):
         schedule.guard(torch.optim.SGD(modules[0].parameters(), lr=0.1))
     with pytest.raises(qeffect.UnsupportedError, match="fused=True"):

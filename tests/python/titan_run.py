@@ -3,45 +3,30 @@
     python titan_run.py contract|native LEFT.pt [TorchTitan's arguments]
 
 `native`: torch's own pipeline runtime with the same stages, modules and order, weight gradients by `dw_builder`.
-LEFT.pt: losses, parameters, moments, scales and histories by full name, and some figures. On a CPU, TorchTitan wants a
-device module that answers for memory and names; torch.cpu is given the missing answers here.
+LEFT.pt: losses, parameters, moments, scales and histories by full name, and some figures.
 """
 from __future__ import annotations
 
 import os
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-GPU = torch.cuda.is_available()
-
-
-def on_a_cpu() -> None:
-    torch.set_num_threads(1)
-    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[assignment]
-    more = {"get_device_name": "cpu", "get_device_properties": SimpleNamespace(total_memory=2 ** 33),
-            "reset_peak_memory_stats": None, "empty_cache": None, "memory_stats": {}, "current_device": 0}
-    for name, answer in more.items():
-        setattr(torch.cpu, name, lambda *_, answer=answer: answer)
-
+from titan_cpu import GPU, be_a_rank
 
 KIND, LEFT = sys.argv[1:3]
 sys.argv[1:3] = ["--job.custom_config_module=qeffect.torchtitan.config"]  # TorchTitan reads arguments when imported
-if not GPU:
-    on_a_cpu()
-for key, value in ALONE.items():
-    os.environ.setdefault(key, value)
+be_a_rank()
 
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime  # noqa: E402
 
 import torchtitan.train as titan  # noqa: E402
 from qeffect.torchtitan import ContractSchedule, order_of, to_torch  # noqa: E402
 from qeffect.torchtitan.runtime import _neighbours  # noqa: E402
-from qeffect.torchtitan.train import Trainer, _flat_config, _order_of  # noqa: E402
+from qeffect.torchtitan.flat import stages_of  # noqa: E402
+from qeffect.torchtitan.train import Trainer  # noqa: E402
 from torchtitan.models.llama3 import llama3_args  # noqa: E402
 from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
 
@@ -81,22 +66,14 @@ class Native(Watched):
         super().__init__(job_config)
         del self.checkpointer.states["qeffect"]
 
-    def _pipelining(self, original: Any) -> Any:
-        def pipelining(model: Any, parallel_dims: Any, job_config: Any, *rest: Any) -> Any:
-            flat = parallel_dims.pp == 1
-            order = _order_of(job_config, model) if flat else None
-            inner = _flat_config(job_config, model, order) if order is not None else job_config
-            schedule, parts, first, last = original(model, parallel_dims, inner, *rest)
-            stages = list(getattr(schedule, "_stages", [])) or [schedule._stage]
-            whole = order or order_of(schedule)
-            made = _PipelineScheduleRuntime(stages, n_microbatches=whole.microbatches, loss_fn=schedule._loss_fn,
-                                            scale_grads=False)
-            made._prepare_schedule_with_comms(to_torch(whole.flattened() if whole.ranks > 1 and flat else whole))
-            for stage in stages:
-                self._natively(stage)
-            return made, parts, first, last
-
-        return pipelining
+    def _made(self, schedule: Any, order: Any) -> Any:
+        stages, whole = stages_of(schedule), order or order_of(schedule)
+        made = _PipelineScheduleRuntime(stages, n_microbatches=whole.microbatches, loss_fn=schedule._loss_fn,
+                                        scale_grads=False)
+        made._prepare_schedule_with_comms(to_torch(whole if order is None else whole.flattened()))
+        for stage in stages:
+            self._natively(stage)
+        return made
 
     def _natively(self, stage: Any) -> None:
         stage._get_init_p2p_neighbors_ops = lambda: _neighbours(stage)

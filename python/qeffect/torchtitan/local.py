@@ -13,11 +13,12 @@ from ..torch.stage import Slot, Stage, capture_stream
 
 class LocalPart(Pipeline):
     """A pipeline some of whose neighbours are stages of other ranks. `example`: the arguments of each stage. `numbers`:
-    the stages' numbers in the whole pipeline. Everything else: see qeffect.torch.Pipeline."""
+    the stages' numbers in the whole pipeline. `names`: of tensors that every stage takes beside its input, by name.
+    Everything else: see qeffect.torch.Pipeline."""
 
     def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Schedule, loss: Any, *, numbers: Sequence[int],
-                 **options: Any) -> None:
-        self.numbers = list(numbers)
+                 names: Sequence[str] = (), **options: Any) -> None:
+        self.numbers, self.named = list(numbers), list(names)
         self._results: dict[tuple[int, str], Any] = {}
         self._plain: Callable[..., Any] = modules[-1].forward
         super().__init__(modules, schedule, loss, names=[f"stages.{number}" for number in numbers], **options)
@@ -26,6 +27,8 @@ class LocalPart(Pipeline):
     # ---- seams of Pipeline ----
 
     def _prepare(self, quiet: bool) -> None:
+        for stage in self.stages:
+            stage.function = self._with_names(stage)
         side = capture_stream(self.device)
         examples: Any = self._example
         for stage, arguments in zip(self.stages, examples):
@@ -34,9 +37,18 @@ class LocalPart(Pipeline):
             print(f"qeffect: captured stages {self.numbers} with {[len(s.slots) for s in self.stages]} slots for "
                   f"{self.microbatches} microbatches in {self.capture_seconds:.2f} s", file=sys.stderr)
 
+    def _with_names(self, stage: Stage) -> Callable[..., Any]:
+        """The stage's function of its input, the tensors by name, and for a last stage the target."""
+        inner, names, loss = stage.module.forward, self.named, self.loss
+        if not names:
+            return stage.function
+        if stage is not self.last or loss is None:
+            return lambda x, *more: inner(x, **dict(zip(names, more)))
+        return lambda x, *more: loss(inner(x, **dict(zip(names, more))), more[-1])
+
     def _forward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
         last = stage is self.last
-        arguments = [x, target] if last else [x]
+        arguments = [*x, target] if last else list(x)
         stage.check_arguments(arguments)
         outputs = stage.forward(slot, arguments, action.microbatch, slot.generation + 1,
                                 life=self.contract.life(action.stage, action.microbatch), hand_out=False)
@@ -70,9 +82,10 @@ class LocalPart(Pipeline):
 
     # ---- what a rank does ----
 
-    def forward_action(self, index: int, microbatch: int, x: Any, target: Any) -> Any:
-        """F of the index-th stage. Returns its output (of the last stage the loss): memory of the slot."""
-        self.run(Action(index, "F", microbatch), x, target)
+    def forward_action(self, index: int, microbatch: int, arguments: Any, target: Any) -> Any:
+        """F of the index-th stage on its input and the tensors by name. Returns its output (of the last stage the
+        loss): memory of the slot."""
+        self.run(Action(index, "F", microbatch), arguments, target)
         return self._results.pop((index, "F"))
 
     def backward_action(self, index: int, kind: str, microbatch: int, gradient: Any) -> Any:
@@ -99,15 +112,15 @@ class LocalPart(Pipeline):
         """float32 [], a tensor of its own."""
         return self._losses[microbatch].clone()
 
-    def output_of(self, index: int, x: Any) -> Any:
+    def output_of(self, index: int, arguments: Any) -> Any:
         """What the stage's module gives, eagerly, without a slot and without the loss."""
         stage = self.stages[index]
         kept = stage.function
         if stage is self.last:
-            stage.function = self._plain
+            stage.function = lambda x, *more: self._plain(x, **dict(zip(self.named, more)))
         try:
             with torch.no_grad():
-                return stage.evaluate([x])
+                return stage.evaluate(arguments)
         finally:
             stage.function = kept
 

@@ -51,8 +51,8 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
     """Runs `order` on stages of torch's. `stages`: those of this rank; the row of this rank in `order` is what they do.
     Capture happens in the first step, when shapes and weights are there.
 
-    `step` takes one tensor (other ranks than the first: none), a target, and `return_outputs=False`, for outputs are
-    slots' memory. Raises: Trap; ArgumentError; then the step is given up and the next one begins anew.
+    `step` takes one tensor (other ranks than the first: none), tensors by name, a target, and `return_outputs=False`,
+    for outputs are slots' memory. Raises: Trap; ArgumentError; then the step is given up and the next one begins anew.
     """
 
     pipeline_order_with_comms: dict[int, Any]  # torch's; said here for where torch is not
@@ -72,6 +72,7 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
         self._vetoed = torch.zeros(1, device=stages[0].device)
         self._round, self._gathered = 0, False
         self._targets: Any = None
+        self._named: list[dict[str, Any]] = []
         self._loss_words: dict[str, Any] = {}
         self._optimizers: list[Any] = []
         self._seats = [_Seat(self, stage, self.numbers.index(stage.stage_index)) for stage in stages]
@@ -87,10 +88,9 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
                            return_outputs: bool = True, loss_kwargs: Any = None) -> None:
         words = {"loss_kwargs": loss_kwargs} if loss_kwargs is not None else {}
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        if any(kwargs):
-            raise ArgumentError(f"a stage takes one tensor; this step comes with {sorted(kwargs[0])}, too")
         self._targets, self._loss_words = target_mbs, loss_kwargs or {}
-        part = self._ready(args, words)
+        self._named = [_tensors_by_name(each) for each in kwargs]
+        part = self._ready(args, kwargs, words)
         with self._training(part) if self._has_backward else self._evaluation(part):
             super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **words)
 
@@ -155,25 +155,30 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
 
     # ---- before the first step ----
 
-    def _ready(self, args: Any, words: dict[str, Any]) -> LocalPart:
+    def _ready(self, args: Any, kwargs: Any, words: dict[str, Any]) -> LocalPart:
         if self.part is None:
             for stage in self._stages:
                 if hasattr(stage, "_get_init_p2p_neighbors_ops"):  # until torch 2.12
                     setattr(stage, "_get_init_p2p_neighbors_ops", partial(_neighbours, stage))
             more = () if len(signature(self._initialize_stages).parameters) == 2 else (  # since torch 2.12
                 None if self._targets is None else self._targets[0], words.get("loss_kwargs"))
-            self._initialize_stages(args[0], {}, *more)
+            self._initialize_stages(args[0], kwargs[0], *more)
             self.part = self._make_part(args)
+        if any(list(each) != self.part.named for each in self._named):
+            raise ArgumentError(f"stages took {self.part.named} by name in the first step; now come "
+                                f"{list(self._named[0])}")
         return self.part
 
     def _make_part(self, args: Any) -> LocalPart:
         ordered = sorted(self._stages, key=lambda stage: int(stage.stage_index))
         examples = [[args[0][0]] if stage.is_first else [_like_input(stage)] for stage in ordered]
+        for example in examples:
+            example += self._named[0].values()
         has_last = ordered[-1].is_last
         if has_last:
             examples[-1].append(self._targets[0])
         return make_part([stage.submod for stage in ordered], self._row, self._loss_here if has_last else None,
-                         numbers=self.numbers, example=examples, **self.settings.options())
+                         numbers=self.numbers, names=list(self._named[0]), example=examples, **self.settings.options())
 
     def _loss_here(self, output: Any, target: Any) -> Any:
         loss: Any = self._loss_fn
@@ -251,13 +256,14 @@ class _Seat:
     def forward(self, chunk: int, args: Any, kwargs: Any = None, save_forward_output: bool = True) -> Any:
         stage, schedule = self._stage, self._schedule
         x = args[0] if stage.is_first else stage._retrieve_recv_activations(chunk)[0]
+        arguments = [x, *schedule._named[chunk].values()]
         if not stage.has_backward:
-            output = self._part().output_of(self._index, x)
+            output = self._part().output_of(self._index, arguments)
             if stage.is_last and save_forward_output:
                 stage.output_chunks.append(output)
         else:
             target = schedule._targets[chunk] if stage.is_last else None
-            output = self._part().forward_action(self._index, schedule.microbatch(chunk), x, target)
+            output = self._part().forward_action(self._index, schedule.microbatch(chunk), arguments, target)
         _put_outputs(stage, chunk, output)
         return output
 
@@ -305,6 +311,15 @@ def _forwards(actions: Sequence[Any]) -> list[Any]:
     """What of a rank's row an evaluation needs; the second half of an overlapped pair is a backward."""
     single = [part for action in actions for part in (action.sub_actions or (action,))]
     return [a for a in single if a.computation_type.value in ("F", "SEND_F", "RECV_F", "WAIT_SEND_F")]
+
+
+def _tensors_by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a stage takes beside its input; None is no argument. Raises: ArgumentError."""
+    other = [name for name, value in kwargs.items() if value is not None and not isinstance(value, torch.Tensor)]
+    if other:
+        raise ArgumentError(f"{', '.join(sorted(other))}: a stage takes tensors; masks of flex attention are none",
+                            remedy="use the attention of torch's scaled_dot_product_attention")
+    return {name: kwargs[name] for name in sorted(kwargs) if kwargs[name] is not None}
 
 
 def _like_input(stage: Any) -> Any:

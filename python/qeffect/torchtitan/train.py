@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import fields, replace
-from math import ceil
+from dataclasses import replace
 from typing import Any, Callable, Sequence
 
 from ..errors import ArgumentError, UnsupportedError
-from ..schedule import Schedule
 from ..torch._need import torch
 from .convert import recipe_of, swap_linears
-from .orders import order_named, order_of
-from .runtime import ContractSchedule, Settings
+from .flat import contract_for, flat_order, flat_parallelism, pipeline_dims
+from .runtime import Settings
 from .state import ContractState
 
 try:
     import torchtitan.train as _titan
-    from torchtitan.distributed import ParallelDims
-    from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
     from torchtitan.protocols.model_converter import register_model_converter
 except ImportError as error:
     raise UnsupportedError(f"qeffect.torchtitan's trainer needs TorchTitan 0.2.2 and what it needs ({error})",
@@ -28,17 +24,6 @@ except ImportError as error:
 _CONFIG_FLAG = "--job.custom_config_module"
 _CONFIG = "qeffect.torchtitan.config"
 _CAPTURE = {"auto": None, "graph": "graph", "host": "host", "off": False}
-
-
-class PipelineDims(ParallelDims):  # type: ignore[misc]
-    """TorchTitan's, with a pipeline of one rank: that of a flattened schedule."""
-
-    @property
-    def pp_enabled(self) -> bool:
-        return True
-
-    def _mesh_exist(self, name: str, degree: int) -> bool:
-        return name == "pp" or bool(super()._mesh_exist(name, degree))
 
 
 class Trainer(_titan.Trainer):  # type: ignore[misc]
@@ -53,10 +38,8 @@ class Trainer(_titan.Trainer):  # type: ignore[misc]
         self.checkpointer.states["qeffect"] = ContractState(self.pp_schedule)
 
     def init_distributed(self) -> Any:
-        dims = super().init_distributed()
-        _refuse_others(dims, self.job_config)
-        given = {f.name: getattr(dims, f.name) for f in fields(dims) if not f.name.startswith("_")}
-        return dims if dims.pp > 1 else PipelineDims(**given)
+        _refuse_others(self.job_config)
+        return pipeline_dims(super().init_distributed())
 
     @property
     def train_spec(self) -> Any:
@@ -72,17 +55,21 @@ class Trainer(_titan.Trainer):  # type: ignore[misc]
 
     def _pipelining(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pipelining(model: Any, parallel_dims: Any, job_config: Any, *rest: Any) -> Any:
-            flat = parallel_dims.pp == 1
-            order = _order_of(job_config, model) if flat else None
-            inner = _flat_config(job_config, model, order) if order is not None else job_config
+            order, inner = None, job_config
+            if parallel_dims.pp == 1:
+                layers = model.model_args.n_layers
+                order = flat_order(job_config.parallelism, job_config.training.local_batch_size,
+                                   job_config.qeffect.ranks, layers)
+                inner = copy.deepcopy(job_config)
+                inner.parallelism = flat_parallelism(job_config.parallelism, order, layers)
             schedule, parts, first, last = original(model, parallel_dims, inner, *rest)
-            stages = list(getattr(schedule, "_stages", [])) or [schedule._stage]
-            whole = order or order_of(schedule)
-            local = whole.flattened() if flat and whole.ranks > 1 else whole
-            made = ContractSchedule(stages, local, schedule._loss_fn, self._settings(), scale_grads=False)
-            return made, parts, first, last
+            return self._made(schedule, order), parts, first, last
 
         return pipelining
+
+    def _made(self, schedule: Any, order: Any) -> Any:
+        """What runs TorchTitan's stages."""
+        return contract_for(schedule, order, self._settings())
 
     def _settings(self) -> Settings:
         own = self.job_config.qeffect
@@ -99,12 +86,8 @@ class Trainer(_titan.Trainer):  # type: ignore[misc]
         return build
 
 
-def _refuse_others(dims: Any, job_config: Any) -> None:
-    """Raises: ArgumentError for what moves parameters or gradients behind a contract's back."""
-    others = [name for name in ("dp_replicate", "dp_shard", "cp", "tp", "ep") if getattr(dims, name) > 1]
-    if others:
-        raise ArgumentError(f"{', '.join(others)} with the pipeline: resharded parameters move at every use, which "
-                            "graph.address forbids", remedy="leave the pipeline as the only parallelism")
+def _refuse_others(job_config: Any) -> None:
+    """Raises: ArgumentError for what captures and explicit actions exclude."""
     if job_config.compile.enable and "model" in job_config.compile.components:
         raise ArgumentError("torch.compile and explicit F, I and W exclude each other", remedy="--compile.no-enable")
     recompute = job_config.activation_checkpoint
@@ -112,42 +95,6 @@ def _refuse_others(dims: Any, job_config: Any) -> None:
     if recompute.mode != "none" and captured and recompute.preserve_rng_state:
         raise ArgumentError("a captured recompute cannot put the generator back",
                             remedy='set activation_checkpoint.mode = "none", or preserve_rng_state = false')
-
-
-def _order_of(job_config: Any, model: Any) -> Schedule:
-    """The whole order that a flattened pipeline runs, of as many ranks as [qeffect] says or a CSV has."""
-    parallelism = job_config.parallelism
-    if parallelism.pipeline_parallel_schedule_csv:
-        return Schedule.read_csv(str(parallelism.pipeline_parallel_schedule_csv))
-    ranks = job_config.qeffect.ranks
-    count, rest = divmod(job_config.training.local_batch_size, parallelism.pipeline_parallel_microbatch_size)
-    if rest:
-        raise ArgumentError(f"a batch of {job_config.training.local_batch_size} is no multiple of the microbatch size "
-                            f"{parallelism.pipeline_parallel_microbatch_size}")
-    name = parallelism.pipeline_parallel_schedule
-    chunks = 1 if name.lower() in ("1f1b", "gpipe") else 2
-    if parallelism.pipeline_parallel_layers_per_stage is not None:
-        layers = (model.model_args.n_layers + parallelism.pipeline_parallel_first_stage_less_layers
-                  + parallelism.pipeline_parallel_last_stage_less_layers)
-        stages = ceil(layers / parallelism.pipeline_parallel_layers_per_stage)
-        chunks, rest = divmod(stages, ranks)
-        if rest or chunks < 1:
-            raise ArgumentError(f"{stages} stages on {ranks} ranks", remedy="change pipeline_parallel_layers_per_stage")
-    return order_named(name, ranks, chunks, count)
-
-
-def _flat_config(job_config: Any, model: Any, order: Schedule) -> Any:
-    """A configuration with which TorchTitan makes all stages of the order on this rank."""
-    made = copy.deepcopy(job_config)
-    parallelism = made.parallelism
-    names = parallelism.module_fqns_per_model_part or generate_llm_fqn_per_model_part(
-        order.stages, model.model_args.n_layers, parallelism.pipeline_parallel_first_stage_less_layers,
-        parallelism.pipeline_parallel_last_stage_less_layers)
-    parallelism.module_fqns_per_model_part = names
-    parallelism.pipeline_parallel_schedule = "Interleaved1F1B"  # places stages in a row; the order is given apart
-    parallelism.pipeline_parallel_schedule_csv = ""
-    parallelism.pipeline_parallel_layers_per_stage = None
-    return made
 
 
 class TEConverter:
