@@ -48,19 +48,6 @@ static void add_registers(std::vector<variant> &to, const shape &s) {
         }));
 }
 
-template <int FORMAT, int ROWS, int BLOCKS>
-static void add_steps(std::vector<variant> &to, const shape &s) {
-    for (uint32_t threads = 64; threads <= STEP_THREADS_MAX; threads *= 2) {
-        const uint32_t blocks = step_blocks<ROWS>(s.hidden, threads);
-        if (blocks == 0 || blocks * threads * 8 > s.hidden * (CLUSTER_ROWS / ROWS)) continue;
-        const std::string name = "steps " + std::to_string(ROWS) + " b" + std::to_string(BLOCKS) + ", " +
-                                 std::to_string(blocks) + " of " + std::to_string(threads);
-        to.push_back(variant_of(name, s, FORMAT != QE_FORMAT_BF16, [=](const norm_job &job, cudaStream_t stream) {
-            return norm_steps_launch<FORMAT, ROWS, BLOCKS>(job, threads, stream);
-        }));
-    }
-}
-
 template <int FORMAT>
 static void sweep_format(sweep &to, const char *name, const shape &s) {
     const bool is_quantized = FORMAT != QE_FORMAT_BF16;
@@ -73,11 +60,6 @@ static void sweep_format(sweep &to, const char *name, const shape &s) {
     add_registers<FORMAT, 4>(all, s);
     add_registers<FORMAT, 8>(all, s);
     add_registers<FORMAT, 16>(all, s);
-    add_steps<FORMAT, 16, 2>(all, s);
-    add_steps<FORMAT, 16, 3>(all, s);
-    add_steps<FORMAT, 8, 3>(all, s);
-    add_steps<FORMAT, 8, 4>(all, s);
-    add_steps<FORMAT, 8, 5>(all, s);
     to.run(name, s, 4.0 * s.rows * s.hidden + 4.0 * s.rows, all);
 }
 

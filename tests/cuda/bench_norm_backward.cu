@@ -64,22 +64,6 @@ static void add_registers(std::vector<variant> &to, const shape &s) {
                                 }));
 }
 
-template <int FORMAT, int BLOCKS>
-static void add_steps(std::vector<variant> &to, const shape &s) {
-    for (uint32_t threads = 64; threads <= STEP_THREADS_MAX; threads *= 2) {
-        const uint32_t blocks = step_blocks<8>(s.hidden, threads);
-        if (blocks == 0 || blocks * threads * 2 > s.hidden) continue;
-        const std::string name =
-            "steps 8 b" + std::to_string(BLOCKS) + ", " + std::to_string(blocks) + " of " + std::to_string(threads);
-        for (bool is_whole : {true, false})
-            to.push_back(variant_of(name, s, FORMAT != FORMAT_NONE, is_whole, is_comparable(s, 8),
-                                    [=](const norm_backward_job &job, cudaStream_t stream) {
-                                        return backward_steps_launch<FORMAT, BLOCKS>(
-                                            job, pieces_of(job.planes.rows, CLUSTER_ROWS), threads, stream);
-                                    }));
-    }
-}
-
 template <int FORMAT>
 static void sweep_format(sweep &to, const char *name, const shape &s) {
     const bool is_quantized = FORMAT != FORMAT_NONE;
@@ -91,8 +75,6 @@ static void sweep_format(sweep &to, const char *name, const shape &s) {
                                  false}};
     add_registers<FORMAT, 4>(all, s);
     add_registers<FORMAT, 8>(all, s);
-    add_steps<FORMAT, 2>(all, s);
-    add_steps<FORMAT, 3>(all, s);
     to.run(name, s, (is_quantized ? 10.0 : 8.0) * s.rows * s.hidden, all);
 }
 

@@ -31,15 +31,15 @@ __global__ void __launch_bounds__(THREADS) accumulate_each(const float *from, fl
 } // namespace
 
 qe_status qe_cuda_accumulate(const qe_args_accumulate *args, cudaStream_t stream) {
-    const bool wide = qe_cuda_is_aligned(args->from, 16) && qe_cuda_is_aligned(args->to, 16);
+    const bool wide = is_aligned(args->from) && is_aligned(args->to);
     const uint64_t pieces = wide ? args->count / WIDTH : 0, rest = args->count - pieces * WIDTH;
     if (pieces > 0) {
-        const qe_status status = qe_cuda_launch(
-            accumulate_wide, static_cast<uint32_t>(qe_cuda_pieces(pieces, THREADS * UNROLL)), THREADS, 0, stream,
+        const qe_status status = launch(
+            accumulate_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0, stream,
             reinterpret_cast<const float4 *>(args->from), reinterpret_cast<float4 *>(args->to), pieces);
         if (status != QE_OK) return status;
     }
     if (rest == 0) return QE_OK;
-    return qe_cuda_launch(accumulate_each, static_cast<uint32_t>(qe_cuda_pieces(rest, THREADS)), THREADS, 0, stream,
+    return launch(accumulate_each, pieces_of(rest, THREADS), THREADS, 0, 0, stream,
                           args->from + pieces * WIDTH, args->to + pieces * WIDTH, rest);
 }

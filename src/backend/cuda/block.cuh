@@ -1,40 +1,17 @@
-/* block.cuh - what every launcher of this room needs: a launch that says whether it was accepted, sums and maxima over
- * a block in an order that depends on the number of threads alone, bf16 pairs. */
+/* block.cuh - for kernels whose blocks are rows or pieces of a vector: how many threads, sums over a block in an order
+ * that depends on the number of threads alone, bf16 pairs. */
 #ifndef QE_CUDA_BLOCK_CUH
 #define QE_CUDA_BLOCK_CUH
 
 #include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
 
-#include "qeffect/status.h"
+#include "backend/cuda/launch.cuh"
 
 constexpr uint32_t QE_CUDA_WARP = 32, QE_CUDA_WARPS_MAX = 32;
 
-/* The launch's own verdict: a look at the last error could show another thread's. */
-template <typename... Parameters, typename... Given>
-static inline qe_status qe_cuda_launch(void (*kernel)(Parameters...), dim3 blocks, uint32_t threads,
-                                       size_t shared_bytes, cudaStream_t stream, Given... given) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(given)...) == cudaSuccess ? QE_OK
-                                                                                                 : QE_ERROR_DEVICE;
-}
-
-static inline int qe_cuda_is_aligned(const void *address, size_t bytes) {
-    return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
-static inline uint64_t qe_cuda_pieces(uint64_t count, uint64_t size) {
-    return (count + size - 1) / size;
-}
-
 /* Whole warps, at least one and at most `most` threads. */
 static inline uint32_t qe_cuda_threads(uint64_t wanted, uint32_t most) {
-    const uint64_t whole = qe_cuda_pieces(wanted ? wanted : 1, QE_CUDA_WARP) * QE_CUDA_WARP;
+    const uint64_t whole = static_cast<uint64_t>(pieces_of(wanted ? wanted : 1, QE_CUDA_WARP)) * QE_CUDA_WARP;
     return whole < most ? static_cast<uint32_t>(whole) : most;
 }
 

@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(THREADS) copy_bytes(const char *from, char *to
 } // namespace
 
 qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t stream) {
-    const bool wide = qe_cuda_is_aligned(from, sizeof(uint4)) && qe_cuda_is_aligned(to, sizeof(uint4));
+    const bool wide = is_aligned(from) && is_aligned(to);
     const uint64_t pieces = wide ? bytes / sizeof(uint4) : 0, done = pieces * sizeof(uint4);
     if (pieces > 0) {
         const qe_status status =
-            qe_cuda_launch(copy_wide, static_cast<uint32_t>(qe_cuda_pieces(pieces, THREADS * UNROLL)), THREADS, 0,
+            launch(copy_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0,
                            stream, static_cast<const uint4 *>(from), static_cast<uint4 *>(to), pieces);
         if (status != QE_OK) return status;
     }
     if (done == bytes) return QE_OK;
-    return qe_cuda_launch(copy_bytes, static_cast<uint32_t>(qe_cuda_pieces(bytes - done, THREADS)), THREADS, 0, stream,
+    return launch(copy_bytes, pieces_of(bytes - done, THREADS), THREADS, 0, 0, stream,
                           static_cast<const char *>(from) + done, static_cast<char *>(to) + done, bytes - done);
 }

@@ -192,18 +192,18 @@ qe_status loss_rows_kept(const qe_args_cross_entropy *args, uint32_t threads, si
     if (bytes > LOSS_SHARED_BYTES_FREE &&
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) != cudaSuccess)
         return QE_ERROR_DEVICE;
-    return qe_cuda_launch(kernel, args->rows, threads, bytes, stream, *args);
+    return launch(kernel, args->rows, threads, 0, bytes, stream, *args);
 }
 
 qe_status loss_rows_launch(const qe_args_cross_entropy *args, cudaStream_t stream) {
-    const int is_wide = args->vocab % 8 == 0 && qe_cuda_is_aligned(args->logits, 16);
+    const int is_wide = args->vocab % 8 == 0 && is_aligned(args->logits);
     const size_t bytes = (size_t)args->vocab * sizeof(__nv_bfloat16);
     const uint32_t most = bytes > LOSS_SHARED_BYTES_HALF ? LOSS_THREADS_MAX : LOSS_THREADS;
     const uint32_t wanted = qe_cuda_threads(args->vocab / (is_wide ? 8 : 1) / LOSS_PIECES, most);
     const uint32_t threads = wanted < LOSS_THREADS_MIN ? LOSS_THREADS_MIN : wanted;
-    if (!is_wide) return qe_cuda_launch(loss_rows<1, false>, args->rows, threads, 0, stream, *args);
+    if (!is_wide) return launch(loss_rows<1, false>, args->rows, threads, 0, 0, stream, *args);
     if (bytes > LOSS_SHARED_BYTES_MAX)
-        return qe_cuda_launch(loss_rows<8, false>, args->rows, threads, 0, stream, *args);
+        return launch(loss_rows<8, false>, args->rows, threads, 0, 0, stream, *args);
     return loss_rows_kept(args, threads, bytes, stream);
 }
 
@@ -212,5 +212,5 @@ qe_status loss_rows_launch(const qe_args_cross_entropy *args, cudaStream_t strea
 qe_status qe_cuda_cross_entropy(const qe_args_cross_entropy *args, cudaStream_t stream) {
     const qe_status status = args->rows > 0 ? loss_rows_launch(args, stream) : QE_OK;
     if (status != QE_OK) return status;
-    return qe_cuda_launch(loss_sum, 1, LOSS_THREADS_MAX, 0, stream, args->row_losses, args->rows, args->loss);
+    return launch(loss_sum, 1, LOSS_THREADS_MAX, 0, 0, stream, args->row_losses, args->rows, args->loss);
 }

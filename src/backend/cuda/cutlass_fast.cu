@@ -5,17 +5,12 @@
 using namespace cut;
 
 template <typename Tile, typename Cluster>
-using cooperative = typename kernel_of<cutlass::float_e5m2_t, cutlass::float_e4m3_t, float, Tile, Cluster,
-                                       schedule::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
-                                       cutlass::epilogue::TmaWarpSpecializedCooperative>::type;
+using cooperative = gradient_of<schedule::KernelTmaWarpSpecializedCooperativeFP8FastAccum, cooperative_epilogue, Tile,
+                                Cluster>;
 template <typename Tile, typename Cluster>
-using pingpong = typename kernel_of<cutlass::float_e5m2_t, cutlass::float_e4m3_t, float, Tile, Cluster,
-                                    schedule::KernelTmaWarpSpecializedPingpongFP8FastAccum,
-                                    cutlass::epilogue::TmaWarpSpecialized>::type;
+using pingpong = gradient_of<schedule::KernelTmaWarpSpecializedPingpongFP8FastAccum, pingpong_epilogue, Tile, Cluster>;
 
 using wide = cute::Shape<_128, _256, _128>;
-using square = cute::Shape<_128, _128, _128>;
-using down = cute::Shape<_2, _1, _1>;
 
 extern "C" {
 const qe_cutlass_kernel qe_cutlass_fast[] = {

@@ -157,5 +157,15 @@ constexpr qe_cutlass_kernel entry_of(qe_accumulation accumulation, qe_cutlass_sc
             CUTLASS_VERSION, takes<Kernel>, prepare<Kernel>, launch<Kernel>};
 }
 
+/* Weight gradients: E5M2 by E4M3 into fp32. */
+template <typename Schedule, typename Epilogue, typename Tile, typename Cluster>
+using gradient_of = typename kernel_of<cutlass::float_e5m2_t, cutlass::float_e4m3_t, float, Tile, Cluster, Schedule,
+                                       Epilogue>::type;
+using cooperative_epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+using pingpong_epilogue = cutlass::epilogue::TmaWarpSpecialized;
+
+using square = cute::Shape<cute::_128, cute::_128, cute::_128>;
+using down = cute::Shape<cute::_2, cute::_1, cute::_1>;
+
 } // namespace cut
 #endif

@@ -6,18 +6,12 @@
 using namespace cut;
 
 template <typename Tile, typename Cluster>
-using cooperative = typename kernel_of<cutlass::float_e5m2_t, cutlass::float_e4m3_t, float, Tile, Cluster,
-                                       schedule::KernelTmaWarpSpecializedCooperative,
-                                       cutlass::epilogue::TmaWarpSpecializedCooperative>::type;
+using cooperative = gradient_of<schedule::KernelTmaWarpSpecializedCooperative, cooperative_epilogue, Tile, Cluster>;
 template <typename Tile, typename Cluster>
-using pingpong = typename kernel_of<cutlass::float_e5m2_t, cutlass::float_e4m3_t, float, Tile, Cluster,
-                                    schedule::KernelTmaWarpSpecializedPingpong,
-                                    cutlass::epilogue::TmaWarpSpecialized>::type;
+using pingpong = gradient_of<schedule::KernelTmaWarpSpecializedPingpong, pingpong_epilogue, Tile, Cluster>;
 
 using wide = cute::Shape<_128, _192, _128>;
-using square = cute::Shape<_128, _128, _128>;
 using low = cute::Shape<_64, _192, _128>;
-using down = cute::Shape<_2, _1, _1>;
 using across = cute::Shape<_1, _2, _1>;
 using four = cute::Shape<_2, _2, _1>;
 

@@ -36,22 +36,6 @@ DEVICE uint4 load_once(const void *at) {
 }
 #endif
 
-/* 16 bytes on their way into shared memory, where the thread that asked finds them after copy_wait.
- * copy_commit closes a group; copy_wait<N> waits until at most the last N groups are still under way. */
-DEVICE void copy_ahead(void *to, const void *at) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(at)
-                 : "memory");
-}
-DEVICE void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N>
-static __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* The compiler forgets what it made of these words: it unpacks them again rather than keep both in registers. */
 DEVICE void forget(uint4 &v) {
     asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
@@ -237,15 +221,19 @@ DEVICE void mailbox_send(float *at, mailbox *box, uint32_t rank, float value) {
         "r"(shared_address(box)), "r"(rank), "f"(value)
         : "memory");
 }
-/* Until all bytes of use number `use` (from 0) are there. */
-DEVICE void mailbox_wait(mailbox *box, uint32_t use) {
+/* Until the phase of this parity of a barrier in shared memory is over. */
+DEVICE void phase_wait(uint64_t *barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
         "again:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_address(box)),
-        "r"(use & 1u)
+        "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+        "r"(parity)
         : "memory");
+}
+/* Until all bytes of use number `use` (from 0) are there. */
+DEVICE void mailbox_wait(mailbox *box, uint32_t use) {
+    phase_wait(&box->word, use & 1u);
 }
 
 #endif

@@ -81,11 +81,11 @@ __global__ void embed_rows(qe_args_embed args) {
 
 qe_status qe_cuda_embed(const qe_args_embed *args, cudaStream_t stream) {
     if (args->tokens_count == 0 || args->hidden == 0) return QE_OK;
-    const int is_wide = args->hidden % 8 == 0 && qe_cuda_is_aligned(args->table, 16) && qe_cuda_is_aligned(args->y, 16);
-    const uint64_t pieces = qe_cuda_pieces(args->hidden, is_wide ? 8 : 1);
+    const int is_wide = args->hidden % 8 == 0 && is_aligned(args->table) && is_aligned(args->y);
+    const uint64_t pieces = pieces_of(args->hidden, is_wide ? 8 : 1);
     const uint32_t threads = qe_cuda_threads(pieces, EMBED_THREADS_MAX);
-    const dim3 blocks(args->tokens_count, (uint32_t)qe_cuda_pieces(pieces, threads));
-    return qe_cuda_launch(is_wide ? embed_rows<8> : embed_rows<1>, blocks, threads, 0, stream, *args);
+    const dim3 blocks(args->tokens_count, pieces_of(pieces, threads));
+    return launch(is_wide ? embed_rows<8> : embed_rows<1>, blocks, threads, 0, 0, stream, *args);
 }
 
 /* --- Backward --------------------------------------------------------------------------------------------------- */
@@ -216,11 +216,11 @@ __global__ void __launch_bounds__(BACK_THREADS) embed_gradients(qe_args_embed_ba
 
 qe_status qe_cuda_embed_backward(const qe_args_embed_backward *args, cudaStream_t stream) {
     if (args->hidden == 0 || args->vocab == 0) return QE_OK;
-    const int is_wide = args->hidden % 8 == 0 && qe_cuda_is_aligned(args->dy, 16) && qe_cuda_is_aligned(args->grad, 16);
-    const uint64_t slices = qe_cuda_pieces(args->hidden, (is_wide ? 8u : 1u) * BACK_THREADS);
+    const int is_wide = args->hidden % 8 == 0 && is_aligned(args->dy) && is_aligned(args->grad);
+    const uint64_t slices = pieces_of(args->hidden, (is_wide ? 8u : 1u) * BACK_THREADS);
     const uint64_t most = (uint64_t)args->vocab * slices / BACK_BLOCKS_WANTED;
     const uint32_t rows = most < 1 ? 1 : most < BACK_ROWS_MAX ? (uint32_t)most : BACK_ROWS_MAX;
-    const dim3 blocks((uint32_t)qe_cuda_pieces(args->vocab, rows), (uint32_t)slices);
-    return qe_cuda_launch(is_wide ? embed_gradients<8> : embed_gradients<1>, blocks, BACK_THREADS, 0, stream, *args,
+    const dim3 blocks(pieces_of(args->vocab, rows), (uint32_t)slices);
+    return launch(is_wide ? embed_gradients<8> : embed_gradients<1>, blocks, BACK_THREADS, 0, 0, stream, *args,
                           rows);
 }

@@ -77,7 +77,7 @@ template <uint32_t CAPACITY>
 qe_status fold_some(const qe_args_fold *args, uint32_t first, uint32_t count, cudaStream_t stream) {
     fold_table<CAPACITY> table = {};
     for (uint32_t i = 0; i < count; ++i) table.states[i] = args->states[first + i];
-    return qe_cuda_launch(fold_states<CAPACITY>, count, FOLD_THREADS, 0, stream, table, *args->recipe, args->fault);
+    return launch(fold_states<CAPACITY>, count, FOLD_THREADS, 0, 0, stream, table, *args->recipe, args->fault);
 }
 
 } // namespace

@@ -67,22 +67,22 @@ __global__ void delay_for(uint64_t nanoseconds) {
 } // namespace
 
 qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream) {
-    return qe_cuda_launch(stamp_words, 1, QE_CUDA_WARP, 0, stream, *args);
+    return launch(stamp_words, 1, QE_CUDA_WARP, 0, 0, stream, *args);
 }
 
 qe_status qe_cuda_tally(const qe_args_tally *args, cudaStream_t stream) {
     const uint32_t threads = qe_cuda_threads(args->count, GUARD_THREADS_MAX);
     if (args->count == 0) return QE_OK;
-    return qe_cuda_launch(tally_words, (args->count + threads - 1) / threads, threads, 0, stream, args->words,
+    return launch(tally_words, (args->count + threads - 1) / threads, threads, 0, 0, stream, args->words,
                           args->count);
 }
 
 qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream) {
     if (args->count == 0) return QE_OK;
-    if (args->count <= QE_CUDA_WARP) return qe_cuda_launch(guard_few, 1, QE_CUDA_WARP, 0, stream, *args);
-    return qe_cuda_launch(guard_words, 1, qe_cuda_threads(args->count, GUARD_THREADS_MAX), 0, stream, *args);
+    if (args->count <= QE_CUDA_WARP) return launch(guard_few, 1, QE_CUDA_WARP, 0, 0, stream, *args);
+    return launch(guard_words, 1, qe_cuda_threads(args->count, GUARD_THREADS_MAX), 0, 0, stream, *args);
 }
 
 qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream) {
-    return qe_cuda_launch(delay_for, 1, 1, 0, stream, nanoseconds);
+    return launch(delay_for, 1, 1, 0, 0, stream, nanoseconds);
 }

@@ -47,5 +47,5 @@ uint64_t qe_cuda_keep_pieces(uint64_t bytes) { return (bytes + PIECE_BYTES - 1) 
 
 qe_status qe_cuda_keep(const qe_keep_piece *pieces, uint32_t count, uint64_t pieces_all, cudaStream_t stream) {
     if (count == 0) return QE_OK;
-    return qe_cuda_launch(keep, BLOCKS, THREADS, 0, stream, keep_job{pieces, count, pieces_all});
+    return launch(keep, BLOCKS, THREADS, 0, 0, stream, keep_job{pieces, count, pieces_all});
 }

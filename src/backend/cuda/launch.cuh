@@ -1,4 +1,4 @@
-/* launch.cuh - one way to launch a kernel: every kernel takes one structure by value. */
+/* launch.cuh - one way to launch a kernel. */
 #ifndef QE_CUDA_LAUNCH_CUH
 #define QE_CUDA_LAUNCH_CUH
 
@@ -10,10 +10,12 @@
 /* More shared memory than 48 KiB has to be asked for; what a kernel declares itself comes on top of this. */
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
 
-/* cluster: blocks along x that share their memory, 1 for none; grid.x is a multiple of it. */
-template <typename Job>
-static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32_t cluster, size_t shared_bytes,
-                        cudaStream_t stream, const Job &job) {
+/* The verdict is the launch's own: a look at the last error could show another thread's.
+ * cluster: blocks along x that share their memory; grid.x is a multiple of it; 1 also where a kernel that sends within
+ * its cluster has a single block, which is illegal without one; 0: none. */
+template <typename... Parameters, typename... Given>
+static qe_status launch(void (*kernel)(Parameters...), dim3 grid, uint32_t threads, uint32_t cluster,
+                        size_t shared_bytes, cudaStream_t stream, const Given &...given) {
     if (grid.x == 0 || grid.y == 0) return QE_OK;
     if (shared_bytes > LAUNCH_SHARED_STATIC &&
         cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -30,8 +32,9 @@ static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = 1; /* also of one block: a kernel that sends within its cluster is illegal without one */
-    return cudaLaunchKernelEx(&config, kernel, job) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    config.numAttrs = cluster > 0 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(given)...) == cudaSuccess ? QE_OK
+                                                                                                 : QE_ERROR_DEVICE;
 }
 
 #define LAUNCH_TRY(call)                                  \

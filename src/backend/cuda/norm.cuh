@@ -1,8 +1,7 @@
-/* norm.cuh - the kernels of norm.cu for rows that a cluster holds, in registers or in shared memory. */
+/* norm.cuh - the kernel of norm.cu for rows that a cluster holds in registers. */
 #ifndef QE_CUDA_NORM_CUH
 #define QE_CUDA_NORM_CUH
 
-#include "backend/cuda/row_steps.cuh"
 #include "backend/cuda/row_sums.cuh"
 #include "backend/cuda/tile.cuh"
 
@@ -107,125 +106,6 @@ KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32) norm_kernel(const __grid_c
     if (FORMAT == QE_FORMAT_BF16) return;
     record_amax(job.scale.amax, amax, seen);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale_of(job.scale));
-}
-
-/* --- rows in shared memory ---------------------------------------------------------------------------------------- */
-
-/* Sized for the largest block; a launch asks for what it needs. */
-template <int ROWS>
-struct norm_tile {
-    uint4 at[ROWS * STEP_THREADS_MAX]; /* [ROWS, threads] */
-};
-
-template <int ROWS>
-struct norm_thread {
-    uint32_t first, column;
-    bool inside;
-    float gain[8];
-};
-
-template <int ROWS>
-static METHOD void norm_copy(const norm_job &job, const norm_thread<ROWS> &t, uint4 *own) {
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        uint4 *to = own + i * blockDim.x;
-        if (t.inside && t.first + i < job.planes.rows)
-            copy_ahead(to, job.x + static_cast<size_t>(t.first + i) * job.planes.columns + t.column);
-        else
-            *to = make_uint4(0, 0, 0, 0);
-        if (i % STEP_ROWS == STEP_ROWS - 1) copy_commit();
-    }
-}
-
-DEVICE void norm_squares(const uint4 *own, float *sums) {
-#pragma unroll
-    for (int i = 0; i < STEP_ROWS; ++i) {
-        float v[8];
-        unpack8(own[i * blockDim.x], v);
-        sums[i] = mul(v[0], v[0]);
-#pragma unroll
-        for (int k = 1; k < 8; ++k) sums[i] = fused(v[k], v[k], sums[i]);
-    }
-}
-
-/* One row of one thread. */
-template <int FORMAT, int ROWS>
-static METHOD float norm_row(const norm_job &job, const norm_thread<ROWS> &t, uint32_t row, uint4 raw, float rstd,
-                             float scale, float amax, uint32_t *two) {
-    const bool store = t.inside && row < job.planes.rows;
-    float v[8];
-    unpack8(raw, v);
-#pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = normed(v[k], rstd, t.gain[k]);
-    if constexpr (FORMAT == QE_FORMAT_BF16) {
-        const size_t at = static_cast<size_t>(row) * job.planes.columns + t.column;
-        const uint4 words = pack8(v);
-        if (store && job.value[0]) *reinterpret_cast<uint4 *>(job.value[0] + at) = words;
-        if (store && job.value[1]) *reinterpret_cast<uint4 *>(job.value[1] + at) = words;
-    } else {
-        if (store) amax = amax_of8(amax, v);
-        two[0] = encode4<FORMAT>(v, scale);
-        two[1] = encode4<FORMAT>(v + 4, scale);
-        if (store && job.planes.by_rows) store_row_codes(job.planes, row, t.column, two);
-    }
-    return amax;
-}
-
-/* A step whose sums have come. */
-template <int FORMAT, int ROWS>
-static METHOD float norm_step(const norm_job &job, step_shared &shared, const norm_thread<ROWS> &t, const uint4 *own,
-                              uint32_t step, float scale, float amax, column_codes<ROWS> &columns) {
-    typedef step_shape<ROWS> shape;
-    const uint32_t lane = threadIdx.x % WARP, from = shape::place::below(lane) * STEP_ROWS;
-    const float of_lane = norm_rstd(step_receive<ROWS>(shared, step), job.planes.columns, job.epsilon);
-    const uint32_t row = blockIdx.y * CLUSTER_ROWS + shape::row_of(step, lane);
-    if (blockIdx.x == 0 && threadIdx.x < shape::COUNT && row < job.planes.rows) job.rstd[row] = of_lane;
-    uint32_t four[STEP_ROWS][2];
-#pragma unroll
-    for (int i = 0; i < STEP_ROWS; ++i)
-        amax = norm_row<FORMAT, ROWS>(job, t, t.first + step * STEP_ROWS + i, own[(step * STEP_ROWS + i) * blockDim.x],
-                                      shuffle(of_lane, from + i), scale, amax, four[i]);
-    if (FORMAT != QE_FORMAT_BF16) columns.put(step, four);
-    return amax;
-}
-
-template <int FORMAT, int ROWS, int BLOCKS>
-KERNEL void __launch_bounds__(STEP_THREADS_MAX, BLOCKS) norm_steps_kernel(const __grid_constant__ norm_job job) {
-    typedef step_shape<ROWS> shape;
-    step_shared &shared = shared_object<step_shared>();
-    uint4 *own = shared_large_object<norm_tile<ROWS>>().at + threadIdx.x;
-    norm_thread<ROWS> t;
-    t.column = shape::column(), t.first = blockIdx.y * CLUSTER_ROWS + shape::row();
-    t.inside = t.column < job.planes.columns;
-    norm_copy(job, t, own);
-    steps_begin<ROWS>(shared);
-    const float scale = FORMAT == QE_FORMAT_BF16 ? 1.0f : scale_of(job.scale);
-    const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
-    load_gain(job.gain, t.column, t.inside, t.gain);
-    column_codes<ROWS> columns;
-    float amax = 0.0f;
-#pragma unroll
-    for (int step = 0; step < shape::STEPS; ++step) {
-        float sums[STEP_ROWS];
-        copy_wait_for<shape::STEPS - 1>(step);
-        norm_squares(own + step * STEP_ROWS * blockDim.x, sums);
-        step_send<ROWS>(shared, sums, step);
-        if (step > 0) amax = norm_step<FORMAT, ROWS>(job, shared, t, own, step - 1, scale, amax, columns);
-    }
-    amax = norm_step<FORMAT, ROWS>(job, shared, t, own, shape::STEPS - 1, scale, amax, columns);
-    if (FORMAT == QE_FORMAT_BF16) return;
-    if (t.inside && t.first < job.planes.rows && job.planes.by_columns)
-        columns.store(job.planes, t.first, t.column);
-    record_amax(job.scale.amax, amax, seen);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
-}
-
-template <int FORMAT, int ROWS, int BLOCKS>
-static qe_status norm_steps_launch(const norm_job &job, uint32_t threads, cudaStream_t stream) {
-    const uint32_t blocks = step_blocks<ROWS>(job.planes.columns, threads);
-    const dim3 grid(blocks, pieces_of(job.planes.rows, CLUSTER_ROWS));
-    return launch(norm_steps_kernel<FORMAT, ROWS, BLOCKS>, grid, threads, blocks, ROWS * threads * sizeof(uint4),
-                  stream, job);
 }
 
 #endif

@@ -75,7 +75,7 @@ static qe_status backward_format(const norm_backward_job &job, uint32_t clusters
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     if (values <= BACKWARD_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0)
         return backward_launch<FORMAT, 4>(job, clusters, stream);
-    return backward_launch<FORMAT, 8>(job, clusters, stream); /* as in norm_format: registers beat steps in a layer */
+    return backward_launch<FORMAT, 8>(job, clusters, stream);
 }
 
 static norm_backward_job backward_job_of(const qe_args_norm_backward *args) {

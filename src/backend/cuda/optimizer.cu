@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(NORM_BLOCKS_MAX) norm_end(const double *partia
 } // namespace
 
 qe_status qe_cuda_grad_norm(const qe_args_grad_norm *args, cudaStream_t stream) {
-    const uint64_t wanted = qe_cuda_pieces(args->count, NORM_BLOCK);
+    const uint64_t wanted = pieces_of(args->count, NORM_BLOCK);
     const uint32_t blocks = wanted < 1 ? 1 : wanted < NORM_BLOCKS_MAX ? (uint32_t)wanted : NORM_BLOCKS_MAX;
     double *sums = blocks == 1 ? args->sum : args->partials;
-    const auto kernel = qe_cuda_is_aligned(args->grad, 16) ? norm_blocks<true> : norm_blocks<false>;
-    const qe_status status = qe_cuda_launch(kernel, blocks, NORM_THREADS, 0, stream, args->grad, args->count, sums);
+    const auto kernel = is_aligned(args->grad) ? norm_blocks<true> : norm_blocks<false>;
+    const qe_status status = launch(kernel, blocks, NORM_THREADS, 0, 0, stream, args->grad, args->count, sums);
     if (status != QE_OK || blocks == 1) return status;
-    return qe_cuda_launch(norm_end, 1, NORM_BLOCKS_MAX, 0, stream, args->partials, blocks, args->sum);
+    return launch(norm_end, 1, NORM_BLOCKS_MAX, 0, 0, stream, args->partials, blocks, args->sum);
 }
 
 /* --- AdamW ------------------------------------------------------------------------------------------------------ */
@@ -180,10 +180,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS) adamw_blocks(qe_args_adamw args
 } // namespace
 
 qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream) {
-    const int is_wide = qe_cuda_is_aligned(args->weight, 16) && qe_cuda_is_aligned(args->grad, 16) &&
-                        qe_cuda_is_aligned(args->moment1, 16) && qe_cuda_is_aligned(args->moment2, 16);
-    const uint64_t wanted = qe_cuda_pieces(args->count, (is_wide ? 4u : 1u) * ADAMW_THREADS * ADAMW_PIECES);
+    const int is_wide = is_aligned(args->weight) && is_aligned(args->grad) &&
+                        is_aligned(args->moment1) && is_aligned(args->moment2);
+    const uint64_t wanted = pieces_of(args->count, (is_wide ? 4u : 1u) * ADAMW_THREADS * ADAMW_PIECES);
     const uint64_t blocks = wanted < 1 ? 1 : wanted < ADAMW_BLOCKS_MAX ? wanted : ADAMW_BLOCKS_MAX;
-    return qe_cuda_launch(is_wide ? adamw_blocks<4> : adamw_blocks<1>, (uint32_t)blocks, ADAMW_THREADS, 0, stream,
+    return launch(is_wide ? adamw_blocks<4> : adamw_blocks<1>, (uint32_t)blocks, ADAMW_THREADS, 0, 0, stream,
                           *args);
 }

@@ -10,7 +10,7 @@
  *  values(constant, raw, ...) the values of eight units
  *  value(row, unit, v)        the values of one unit, any shape
  *
- * ROWS, ACROSS, AHEAD, WARPS_X, WARPS_Y: the shape of a tile (sink.cuh), chosen by what a unit costs in registers. */
+ * ROWS, ACROSS, AHEAD: the shape of a tile (tile.cuh), chosen by what a unit costs in registers. */
 #ifndef QE_CUDA_SOURCE_CUH
 #define QE_CUDA_SOURCE_CUH
 
@@ -20,7 +20,7 @@ struct no_constant {};
 
 /* Activations as they are. */
 struct plain_source {
-    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 4, WARPS_X = 2, WARPS_Y = 2 };
+    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 4 };
     struct raw {
         uint4 x;
     };
@@ -54,7 +54,7 @@ struct plain_source {
 
 /* Master weights. */
 struct weight_source {
-    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 2, WARPS_X = 2, WARPS_Y = 2 };
+    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 2 };
     struct raw {
         uint4 low, high;
     };
@@ -96,7 +96,7 @@ DEVICE float normed(float x, float rstd, float gain) {
 
 /* RMSNorm whose statistics are known. */
 struct norm_source {
-    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2, WARPS_X = 2, WARPS_Y = 2 };
+    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2 };
     struct raw {
         uint4 x;
         float rstd;
@@ -145,9 +145,33 @@ DEVICE void turned(float a, float b, float cosine, float sine, float *lower_out,
     *upper_out = add(mul(b, cosine), mul(a, sine));
 }
 
+/* Of eight neighbouring pairs. */
+struct rope_turn {
+    float cosine[8], sine[8];
+};
+
+DEVICE rope_turn rope_turn_of(const float *cosine, const float *sine) {
+    const float4 c0 = load_table(cosine), c1 = load_table(cosine + 4);
+    const float4 s0 = load_table(sine), s1 = load_table(sine + 4);
+    return rope_turn{{c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w},
+                     {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w}};
+}
+
+DEVICE void rope_apply(const rope_turn &turn, float *lower, float *upper) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) turned(lower[i], upper[i], turn.cosine[i], turn.sine[i], &lower[i], &upper[i]);
+}
+
+/* The other way round. */
+DEVICE rope_turn rope_back(rope_turn turn) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) turn.sine[i] = -turn.sine[i];
+    return turn;
+}
+
 /* Heads of which the first `turned_heads` are rotated. A unit is a pair: the halves of a head. */
 struct rope_source {
-    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 8, AHEAD = 2, WARPS_X = 4, WARPS_Y = 1 };
+    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 8, AHEAD = 2 };
     struct raw {
         uint4 lower, upper;
     };
@@ -176,14 +200,11 @@ struct rope_source {
         uint32_t position = start.position + (row - start.row);
         if (position >= sequence) position -= sequence;
         const size_t at = static_cast<size_t>(position) * half + start.within;
-        const float4 c0 = load_table(cosine + at), c1 = load_table(cosine + at + 4);
-        const float4 s0 = load_table(sine + at), s1 = load_table(sine + at + 4);
-        const float c[8] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
-        const float s[8] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
+        const rope_turn turn = rope_turn_of(cosine + at, sine + at);
         /* Chosen afterwards: a branch here would keep the loads of the table from being issued early. */
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            turned(lower[i], upper[i], c[i], back ? -s[i] : s[i], &v[0][i], &v[1][i]);
+            turned(lower[i], upper[i], turn.cosine[i], back ? -turn.sine[i] : turn.sine[i], &v[0][i], &v[1][i]);
             v[0][i] = start.is_turned ? v[0][i] : lower[i];
             v[1][i] = start.is_turned ? v[1][i] : upper[i];
         }
@@ -215,7 +236,7 @@ DEVICE float swiglu(float gate, float up) {
 }
 
 struct swiglu_source {
-    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2, WARPS_X = 2, WARPS_Y = 2 };
+    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2 };
     struct raw {
         uint4 gate, up;
     };
@@ -261,7 +282,7 @@ DEVICE void swiglu_backward(float gate, float up, float dy, float *dgate_out, fl
 }
 
 struct swiglu_backward_source {
-    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 4, AHEAD = 1, WARPS_X = 2, WARPS_Y = 2 };
+    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 4, AHEAD = 1 };
     struct raw {
         uint4 gate, up, dy;
     };

@@ -219,16 +219,120 @@ static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
     return launch(tile_kernel<Source, Tile>, grid, Tile::THREADS, 1, 0, stream, job);
 }
 
-/* Tiles of few rows where large ones would leave multiprocessors idle. */
+/* --- large tensors ------------------------------------------------------------------------------------------------ */
+
+/* A block takes 128 rows of 128 units, a thread eight rows of eight units, a warp 16 threads side by side: of both
+ * planes whole lines of 128 bytes are asked of the second cache, which is what bounds these kernels where the clock is
+ * low. Transposed codes meet in shared memory; a thread's eight rows of a column are one word of 64 bits there, the
+ * words of a column in an order that differs from thread to thread side by side, so that no two meet in a bank. */
+enum { STAGED_THREADS = 256, STAGED_ROWS = 128, STAGED_UNITS = 128, STAGED_ACROSS = STAGED_UNITS / 8 };
+
+template <int OUTPUTS>
+struct staged_codes {
+    uint4 at[OUTPUTS][STAGED_UNITS][STAGED_ROWS / 16];
+
+    /* Eight columns from 8 across on, of the eight rows from 8 octet on. */
+    METHOD void put(int output, uint32_t across, uint32_t octet, const column_codes<8> &codes) {
+        const uint32_t place = octet ^ across;
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i)
+            reinterpret_cast<uint2 *>(at[output][across * 8 + i])[place] =
+                make_uint2(codes.words[i][0], codes.words[i][1]);
+    }
+    /* Sixteen rows of a column. */
+    METHOD uint4 get(int output, uint32_t column, uint32_t piece) const {
+        const uint32_t across = column / 8;
+        const uint4 v = at[output][column][piece ^ across / 2];
+        return across % 2 ? make_uint4(v.z, v.w, v.x, v.y) : v;
+    }
+};
+
+template <typename Source>
+static METHOD void staged_store(const tile_job<Source> &job, const staged_codes<Source::OUTPUTS> &stage,
+                                uint32_t first_row, uint32_t first_unit) {
+#pragma unroll
+    for (int output = 0; output < Source::OUTPUTS; ++output)
+#pragma unroll
+        for (uint32_t i = threadIdx.x; i < STAGED_UNITS * (STAGED_ROWS / 16); i += STAGED_THREADS) {
+            const uint32_t column = i / (STAGED_ROWS / 16), piece = i % (STAGED_ROWS / 16);
+            const uint32_t unit = first_unit + column, row = first_row + piece * 16;
+            if (unit >= job.source.units || row >= job.planes.rows) continue;
+            uint8_t *plane = job.planes.by_columns;
+            *reinterpret_cast<uint4 *>(plane + static_cast<size_t>(job.source.column(output, unit)) * job.planes.rows +
+                                       row) = stage.get(output, column, piece);
+        }
+}
+
+/* The codes of a thread's eight rows; those of its columns are left in `columns`. Returns the amax. */
+template <typename Source, int FORMAT>
+static METHOD float staged_run(const tile_job<Source> &job, uint32_t row, uint32_t unit, float scale,
+                               column_codes<8> *columns) {
+    constexpr int EARLY = Source::AHEAD < 2 ? Source::AHEAD : 2;
+    const typename Source::constant constant = job.source.begin(row, unit);
+    typename Source::raw raw[EARLY * 4];
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EARLY * 4; ++i) raw[i] = job.source.load(row + i, unit);
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+        uint32_t four[Source::OUTPUTS][4][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float v[Source::OUTPUTS][8];
+            const int at = (group * 4 + i) % (EARLY * 4);
+            job.source.values(constant, raw[at], row + group * 4 + i, unit, v);
+            if (group + EARLY < 2) raw[at] = job.source.load(row + (group + EARLY) * 4 + i, unit);
+            amax = tile_row<Source, FORMAT>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
+        }
+        if constexpr (FORMAT != FORMAT_NONE) {
+#pragma unroll
+            for (int output = 0; output < Source::OUTPUTS; ++output) columns[output].put(group, four[output]);
+        }
+    }
+    return amax;
+}
+
+template <typename Source, int FORMAT>
+KERNEL void __launch_bounds__(STAGED_THREADS, 2) staged_kernel(const __grid_constant__ tile_job<Source> job) {
+    staged_codes<Source::OUTPUTS> &stage = shared_object<staged_codes<Source::OUTPUTS>>();
+    const uint32_t across = threadIdx.x % STAGED_ACROSS, octet = threadIdx.x / STAGED_ACROSS;
+    const uint32_t first_row = blockIdx.y * STAGED_ROWS, first_unit = blockIdx.x * STAGED_UNITS;
+    const uint32_t row = first_row + octet * 8, unit = first_unit + across * 8;
+    const float scale = scale_of(job.scale);
+    const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
+    float amax = 0.0f;
+    if (unit < job.source.units && row < job.planes.rows) {
+        column_codes<8> columns[Source::OUTPUTS];
+        amax = staged_run<Source, FORMAT>(job, row, unit, scale, columns);
+        if constexpr (FORMAT != FORMAT_NONE) {
+#pragma unroll
+            for (int output = 0; output < Source::OUTPUTS; ++output) stage.put(output, across, octet, columns[output]);
+        }
+    }
+    record_amax(job.scale.amax, amax, seen);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
+    if (FORMAT == FORMAT_NONE || job.planes.by_columns == nullptr) return;
+    block_barrier();
+    staged_store(job, stage, first_row, first_unit);
+}
+
+template <typename Source, int FORMAT>
+static qe_status staged_launch(const tile_job<Source> &job, cudaStream_t stream) {
+    const dim3 grid(pieces_of(job.source.units, STAGED_UNITS), pieces_of(job.planes.rows, STAGED_ROWS));
+    return launch(staged_kernel<Source, FORMAT>, grid, STAGED_THREADS, 1, 0, stream, job);
+}
+
+/* Small tiles where large ones would leave multiprocessors idle. */
 enum { TILE_SMALL_VALUES = 3 << 20 };
 
 template <typename Source, int FORMAT>
 static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
-    typedef tile_shape<FORMAT, Source::ROWS, Source::ACROSS, Source::AHEAD, Source::WARPS_X, Source::WARPS_Y> large;
     typedef tile_shape<FORMAT, 4, 4, 1, 4, 1> small;
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.source.units * Source::OUTPUTS;
-    return values > TILE_SMALL_VALUES ? tile_launch<Source, large>(job, stream)
-                                      : tile_launch<Source, small>(job, stream);
+    if (values <= TILE_SMALL_VALUES) return tile_launch<Source, small>(job, stream);
+    if constexpr (Source::OUTPUTS == 2) return staged_launch<Source, FORMAT>(job, stream); /* with one output slower */
+    typedef tile_shape<FORMAT, Source::ROWS, Source::ACROSS, Source::AHEAD, 2, 2> large;
+    return tile_launch<Source, large>(job, stream);
 }
 
 template <typename Source>

@@ -31,15 +31,6 @@ DEVICE uint4 load_once(const void *at) {
     memcpy(&v, at, sizeof v);
     return v;
 }
-DEVICE void copy_ahead(void *to, const void *at) {
-    const uint4 v = load_once(at);
-    memcpy(to, &v, sizeof v);
-}
-DEVICE void copy_commit() {
-}
-template <int N>
-static inline void copy_wait() {
-}
 DEVICE void forget(uint4 &) {
 }
 DEVICE float4 load_table(const float *at) {
