@@ -139,10 +139,11 @@ check-gpu: setup
 	@sh tools/cuda_deps.sh
 	@echo "check-gpu: build-cuda/ with the cuda backend"
 	@$(call configure,build-cuda,-DQE_CUDA=ON)
-	@ninja -C build-cuda same_test_same check_gpu test_deposit qeffect_cli
+	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice qeffect_cli
 	@echo "check-gpu: every op on host and device"; build-cuda/tests/test_same; status=$$?; \
 	    if [ $$status = 77 ]; then echo "check-gpu: built; nothing was checked, for want of a GPU"; exit 0; fi; \
 	    [ $$status = 0 ] || exit $$status; \
+	    echo "check-gpu: which attention is chosen" && build-cuda/tests/test_attention_choice && \
 	    echo "check-gpu: where deposits are rounded" && build-cuda/tests/test_deposit --strict && \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short

@@ -93,7 +93,7 @@ typedef enum qe_op_kind {
     QE_OP_ROPE,               /* rotates q and k in place */
     QE_OP_ROPE_BACKWARD_QUANTIZE, /* rotates dq and dk back in place, then quantizes all of dqkv */
     QE_OP_ATTENTION,          /* causal, grouped-query */
-    QE_OP_ATTENTION_BACKWARD,
+    QE_OP_ATTENTION_BACKWARD, /* dqkv; may be rotated back and quantized too */
     QE_OP_SWIGLU_QUANTIZE,    /* silu(gate) * up, then quantized */
     QE_OP_SWIGLU_BACKWARD_QUANTIZE,
     QE_OP_CROSS_ENTROPY,      /* loss and, in place of the logits, their gradient */
@@ -235,12 +235,19 @@ typedef struct qe_args_attention_backward {
     const void *out;   /* forward's result; NULL with decoded operands, where it is not needed */
     const float *lse;
     const void *dout;  /* activation [T, heads * head_dim] */
-    void *dqkv;        /* activation [T, (heads + 2 kv_heads) * head_dim] */
+    void *dqkv;        /* activation [T, (heads + 2 kv_heads) * head_dim]; scratch where there is a target */
     void *scratch;     /* as forward */
+    const float *cosine, *sine; /* as rope's; NULL without a target */
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
     uint8_t deterministic;
     uint8_t reserved[3];
+    qe_quantize_target target; /* what QE_OP_ROPE_BACKWARD_QUANTIZE makes of dqkv, the same bits; neither operand nor
+                                  retained codes: dqkv is the result */
 } qe_args_attention_backward;
+
+/* Is dqkv rotated back and quantized? And the op that would do it apart. */
+int qe_attention_backward_quantizes(const qe_args_attention_backward *args);
+qe_args_rope qe_attention_backward_rope(const qe_args_attention_backward *args);
 
 typedef struct qe_args_swiglu {
     const void *gate_up;    /* activation [rows, 2 * ffn]: gate, then up */
@@ -354,7 +361,7 @@ typedef struct qe_args_delay { /* host only */
     uint64_t *span_ns;   /* [2] the monotonic clock when it began and when it ended */
 } qe_args_delay;
 
-enum { QE_OP_RAW_WORDS = 21 }; /* the largest arguments fit: op_layout.c asserts it */
+enum { QE_OP_RAW_WORDS = 22 }; /* the largest arguments fit: op_layout.c asserts it */
 
 typedef union qe_op_args {
     uint64_t raw[QE_OP_RAW_WORDS]; /* first, so that an op made with designated initializers is 0 throughout */

@@ -338,7 +338,11 @@ qe_layer_work qe_layer_work_of(const qe_layer *layer, const qe_op *op) {
             qe_args_attention shape = {.sequences = b->sequences, .sequence = b->sequence, .heads = b->heads};
             shape.kv_heads = b->kv_heads;
             shape.head_dim = b->head_dim;
-            return attention(&shape, 1, element);
+            qe_layer_work work = attention(&shape, 1, element);
+            if (!qe_attention_backward_quantizes(b)) return work;
+            work.bytes += written(&b->target) - /* instead of dqkv */
+                          (double)b->sequences * b->sequence * (b->heads + 2.0 * b->kv_heads) * b->head_dim * element;
+            return work;
         }
         case QE_OP_LINEAR: {
             const qe_args_linear *l = &args->linear;

@@ -1,5 +1,7 @@
-/* op.c - the words for ops. */
+/* op.c - the words for ops, and what of an op is another one. */
 #include "qeffect/op.h"
+
+#include <stddef.h>
 
 #include "base/assert.h"
 
@@ -36,4 +38,22 @@ const char *qe_op_name(qe_op_kind kind) {
     };
     QE_ASSERT(kind < QE_OP_KINDS);
     return names[kind];
+}
+
+int qe_attention_backward_quantizes(const qe_args_attention_backward *args) {
+    return args->target.operand.codes != NULL || args->target.retained.codes != NULL;
+}
+
+qe_args_rope qe_attention_backward_rope(const qe_args_attention_backward *args) {
+    return (qe_args_rope){
+        .qkv = args->dqkv,
+        .cosine = args->cosine,
+        .sine = args->sine,
+        .rows = args->sequences * args->sequence,
+        .sequence = args->sequence,
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .head_dim = args->head_dim,
+        .target = args->target,
+    };
 }

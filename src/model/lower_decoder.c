@@ -271,8 +271,9 @@ static qe_status norm_backward(const qe_lowering *lowering, uint32_t decoder, in
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-static qe_status attention_backward(const qe_lowering *lowering, const layer_places *places) {
+static qe_status attention_backward(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
     const qe_model *model = lowering->model;
+    const qe_args_rope rope = rope_args(lowering, NULL);
     qe_op op = {.kind = QE_OP_ATTENTION_BACKWARD};
     op.args.attention_backward = (qe_args_attention_backward){
         .qkv = saved(places, places->at.qkv),
@@ -281,24 +282,18 @@ static qe_status attention_backward(const qe_lowering *lowering, const layer_pla
         .dout = scratch(lowering, lowering->work.product),
         .dqkv = scratch(lowering, lowering->work.product_wide),
         .scratch = attention_scratch(lowering),
+        .cosine = rope.cosine,
+        .sine = rope.sine,
         .sequences = model->config.sequences,
         .sequence = model->config.sequence,
         .heads = model->config.heads,
         .kv_heads = model->config.kv_heads,
         .head_dim = model->head_dim,
         .deterministic = !model->config.attention_any_order,
+        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY),
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
-    qe_effects_work(&effects, lowering->frame);
-    return qe_lowering_emit(lowering, &op, &effects);
-}
-
-static qe_status rope_backward(const qe_lowering *lowering, uint32_t decoder) {
-    qe_op op = {.kind = QE_OP_ROPE_BACKWARD_QUANTIZE};
-    op.args.rope = rope_args(lowering, scratch(lowering, lowering->work.product_wide));
-    op.args.rope.target = qe_lowering_target(lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
-    qe_effects effects = {.count = 0};
     quantized_effects(&effects, lowering, decoder, QE_LINEAR_QKV, QE_SCALE_DY);
     return qe_lowering_emit(lowering, &op, &effects);
 }
@@ -336,8 +331,7 @@ static qe_status attention_input_grad(const qe_lowering *lowering, uint32_t deco
     };
     norm.dx = qe_lowering_dx(lowering, decoder, &norm.dx_slot);
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_O));
-    QE_TRY(attention_backward(lowering, places));
-    QE_TRY(rope_backward(lowering, decoder));
+    QE_TRY(attention_backward(lowering, decoder, places));
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_QKV));
     return norm_backward(lowering, decoder, QE_GAIN_INPUT, &norm);
 }

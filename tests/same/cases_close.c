@@ -38,10 +38,7 @@ static same_tolerance *const tolerances[] = {
 void tolerances_print(void) {
     printf("%-32s %10s %10s %8s %12s %8s\n", "what", "relative", "of largest", "others", "compared", "worst");
     for (size_t i = 0; i < sizeof tolerances / sizeof *tolerances; ++i) {
-        const same_tolerance *t = tolerances[i];
-        if (t->compared == 0) continue;
-        printf("%-32s %10.3g %10.3g %8.3g %12llu %8.3f\n", t->what, t->relative, t->of_largest, t->others,
-               (unsigned long long)t->compared, t->worst);
+        if (tolerances[i]->compared > 0) tolerance_print(tolerances[i]);
     }
 }
 
@@ -371,22 +368,10 @@ static qe_op rope_op(const rope_shape *s, const same_buffer *qkv, const same_buf
     return op;
 }
 
-/* Cosines, then sines. */
-static float *turns_of(const rope_shape *s) {
-    const uint32_t half = s->head_dim / 2;
-    float *turns = room((size_t)2 * s->sequence * half * sizeof *turns);
-    for (uint32_t i = 0; i < s->sequence * half; ++i) {
-        const double angle = (double)(i / half) * pow(10000.0, -2.0 * (double)(i % half) / s->head_dim);
-        turns[i] = (float)cos(angle);
-        turns[s->sequence * half + i] = (float)sin(angle);
-    }
-    return turns;
-}
-
 static void rope_run(const rope_shape *s, const qe_recipe_kind *recipe) {
     const uint32_t rows = s->sequences * s->sequence, columns = (s->heads + 2 * s->kv_heads) * s->head_dim;
     const size_t turn_bytes = (size_t)2 * s->sequence * (s->head_dim / 2) * sizeof(float);
-    float *qkv = normals((size_t)rows * columns, 1.0f, columns), *turns = turns_of(s);
+    float *qkv = normals((size_t)rows * columns, 1.0f, columns), *turns = turns_of(s->sequence, s->head_dim);
     same_world world;
     same_target target;
     world_begin(&world, "%s %s %ux%u, heads %u/%u of %u", recipe ? "rope_backward_quantize" : "rope",

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/products.h"
 #include "qeffect/host.h"
 
 enum {
@@ -24,6 +25,7 @@ uint64_t same_failures, same_cases;
 static qe_device *host_device;
 static char *arena;
 static cudaStream_t stream;
+static qe_cuda_attention *attention;
 
 static int cuda_failed(cudaError_t code, const char *what) {
     if (code == cudaSuccess) return 0;
@@ -67,6 +69,7 @@ int same_open(void) {
 
 void same_close(void) {
     if (host_device != NULL) qe_host_backend()->close(host_device);
+    qe_cuda_attention_destroy(attention);
     if (arena != NULL) cudaFree(arena);
 }
 
@@ -164,6 +167,26 @@ void *same_at(const same_buffer *buffer, same_side side) {
     return buffer->device_bytes > 0 ? buffer->device : NULL;
 }
 
+int same_attention_open(void) {
+    qe_error error = {.status = QE_OK};
+    if (attention != NULL || qe_cuda_attention_create(stream, &attention, &error) == QE_OK) return 1;
+    printf("skipped attention: %s\n", error.message);
+    return 0;
+}
+
+int same_attention_use(const same_world *world, const qe_op *op, qe_attention_algorithm algorithm) {
+    qe_cuda_choice choice;
+    qe_error error = {.status = QE_OK};
+    qe_attention_choice_make(&op->args.attention_backward, algorithm, &choice);
+    qe_cuda_attention_destroy(attention);
+    attention = NULL;
+    qe_status status = qe_cuda_attention_create(stream, &attention, &error);
+    if (status == QE_OK) status = qe_cuda_attention_choose(attention, &choice, &error);
+    if (status == QE_OK) status = qe_cuda_attention_prepare(attention, op, 0, &error);
+    if (status != QE_OK) world_fail(world, "%s", error.message);
+    return status == QE_OK;
+}
+
 /* All fences, then every buffer's own bytes. */
 static int upload(const same_world *world) {
     if (cuda_failed(cudaMemset(arena, FENCE_VALUE, world->device_used + FENCE_BYTES), "fences")) return 1;
@@ -211,6 +234,7 @@ static int fetch(same_world *world) {
 }
 
 static void repeat_check(const same_world *world) {
+    if (world->any_order) return;
     for (uint32_t i = 0; i < world->count; ++i) {
         const same_buffer *buffer = &world->buffers[i];
         if (buffer->device_bytes > 0 && memcmp(buffer->fetched, buffer->before, buffer->device_bytes) != 0)
@@ -231,8 +255,7 @@ int world_launch(same_world *world, qe_status (*launch)(const void *context, voi
     return 1;
 }
 
-static qe_status op_launch(const void *context, void *on) {
-    const qe_op *op = context;
+qe_status same_launch(const qe_op *op, void *on) {
     const qe_op_args *args = &op->args;
     const cudaStream_t queue = on;
     switch ((int)op->kind) {
@@ -243,6 +266,8 @@ static qe_status op_launch(const void *context, void *on) {
         case QE_OP_NORM_BACKWARD: return qe_cuda_norm_backward(&args->norm_backward, queue);
         case QE_OP_QUANTIZE: return qe_cuda_quantize(&args->quantize, queue);
         case QE_OP_QUANTIZE_WEIGHT: return qe_cuda_quantize_weight(&args->quantize_weight, queue);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(attention, op, queue);
         case QE_OP_ROPE: return qe_cuda_rope(&args->rope, queue);
         case QE_OP_ROPE_BACKWARD_QUANTIZE: return qe_cuda_rope_backward_quantize(&args->rope, queue);
         case QE_OP_SWIGLU_QUANTIZE: return qe_cuda_swiglu_quantize(&args->swiglu, queue);
@@ -257,6 +282,10 @@ static qe_status op_launch(const void *context, void *on) {
         case QE_OP_GUARD: return qe_cuda_guard(&args->guard, queue);
         default: return QE_ERROR_ARGUMENT;
     }
+}
+
+static qe_status op_launch(const void *context, void *on) {
+    return same_launch(context, on);
 }
 
 int world_run(same_world *world, const qe_op *host, const qe_op *device) {
@@ -386,4 +415,20 @@ float *normals(size_t count, float width, uint64_t seed) {
     for (size_t i = 0; i < count; ++i)
         values[i] = random_bits(&random) % 97 == 0 ? 0.0f : width * random_normal(&random);
     return values;
+}
+
+float *turns_of(uint32_t sequence, uint32_t head_dim) {
+    const uint32_t half = head_dim / 2;
+    float *turns = room((size_t)2 * sequence * half * sizeof *turns);
+    for (uint32_t i = 0; i < sequence * half; ++i) {
+        const double angle = (double)(i / half) * pow(10000.0, -2.0 * (double)(i % half) / head_dim);
+        turns[i] = (float)cos(angle);
+        turns[sequence * half + i] = (float)sin(angle);
+    }
+    return turns;
+}
+
+void tolerance_print(const same_tolerance *t) {
+    printf("%-32s %10.3g %10.3g %8.3g %12llu %8.3f\n", t->what, t->relative, t->of_largest, t->others,
+           (unsigned long long)t->compared, t->worst);
 }

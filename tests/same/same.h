@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/cuda/attention_choice.h"
 #include "qeffect/backend.h"
 #include "qeffect/fp8.h"
 #include "qeffect/limits.h"
@@ -36,6 +37,7 @@ typedef struct same_world {
     same_buffer buffers[SAME_BUFFERS_MAX];
     uint32_t count;
     size_t device_used;
+    int any_order; /* two runs may differ */
 } same_world;
 
 /* How far a result of the device may lie from the host's: |device - host| <= relative * |host| + of_largest * the
@@ -66,6 +68,12 @@ same_buffer *world_pair(same_world *world, size_t host_bytes, const void *host, 
 void *same_at(const same_buffer *buffer, same_side side);
 /* Runs both. Returns 1 when there is something to compare, 0 when a launch failed (counted). */
 int world_run(same_world *world, const qe_op *host, const qe_op *device);
+/* Queues an op of kernels.h, or attention's. */
+qe_status same_launch(const qe_op *op, void *stream);
+/* Is there a cuDNN? If not says so. */
+int same_attention_open(void);
+/* Attention's ops are run with this algorithm from now on. Returns 0 when it does not take the shape (counted). */
+int same_attention_use(const same_world *world, const qe_op *op, qe_attention_algorithm algorithm);
 /* The device alone, twice: qe_cuda_decode has no op. */
 int world_launch(same_world *world, qe_status (*launch)(const void *context, void *stream), const void *context);
 void world_end(same_world *world);
@@ -122,6 +130,8 @@ float bf16_round(float value);
 /* [count] numbers about normal, times width, and a few zeros; the caller frees. */
 float *normals(size_t count, float width, uint64_t seed);
 void *room(size_t bytes); /* zeroed; never NULL */
+/* Cosines of every position and half a head, then sines. */
+float *turns_of(uint32_t sequence, uint32_t head_dim);
 
 /* Exact: the arithmetic is the same. */
 void case_codec(void);
@@ -142,10 +152,12 @@ void case_cross_entropy(void);
 void case_norm(void);
 void case_norm_quantize(void);
 void case_norm_backward(void);
+void case_attention(void);
 void case_rope(void);
 void case_rope_backward_quantize(void);
 void case_swiglu_quantize(void);
 void case_swiglu_backward_quantize(void);
 void tolerances_print(void);
+void tolerance_print(const same_tolerance *tolerance);
 
 #endif

@@ -32,6 +32,7 @@ static const named_case cases[] = {
     {"norm", case_norm},
     {"norm_quantize", case_norm_quantize},
     {"norm_backward", case_norm_backward},
+    {"attention", case_attention},
     {"rope", case_rope},
     {"rope_backward_quantize", case_rope_backward_quantize},
     {"swiglu_quantize", case_swiglu_quantize},

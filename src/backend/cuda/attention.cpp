@@ -23,6 +23,7 @@
 #include "backend/cuda/attention_choice.h"
 #include "backend/cuda/attention_own.h"
 #include "backend/cuda/choices.h"
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/product_kernels.h"
 
 /* The one variable of this library: cudnn-frontend asks for it by name. Set once, under a lock, never taken back. */
@@ -317,9 +318,9 @@ qe_op op_of(const shape &of, void *qkv, void *out, float *lse, void *dout, void 
     const auto head_dim = static_cast<uint32_t>(of.head_dim);
     op.kind = of.backward ? QE_OP_ATTENTION_BACKWARD : QE_OP_ATTENTION;
     if (of.backward)
-        op.args.attention_backward = {qkv,      out,   lse,      dout,     dqkv,
-                                      nullptr,  sequences, sequence, heads, kv_heads,
-                                      head_dim, of.deterministic, {}};
+        op.args.attention_backward = {qkv,      out,      lse,      dout,     dqkv,     nullptr,
+                                      nullptr,  nullptr,  sequences, sequence, heads,    kv_heads,
+                                      head_dim, of.deterministic, {}, {}};
     else
         op.args.attention = {qkv, out, lse, nullptr, sequences, sequence, heads, kv_heads, head_dim, 1, {}};
     return op;
@@ -342,9 +343,21 @@ qe_status execute(qe_cuda_attention &attention, const plan &p, const qe_op &op, 
     return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
 }
 
+/* What ours does in its last kernel. */
+qe_status rotate(const qe_args_attention_backward &args, cudaStream_t stream, qe_error *error_out) {
+    if (!qe_attention_backward_quantizes(&args)) return QE_OK;
+    const qe_args_rope rope = qe_attention_backward_rope(&args);
+    const qe_status status = qe_cuda_rope_backward_quantize(&rope, stream);
+    if (status != QE_ERROR_DEVICE) return status;
+    return qe_cuda_failure(cudaGetLastError(), "rotating attention's gradients back", error_out);
+}
+
 qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op, cudaStream_t stream,
                    qe_error *error_out) {
-    if (p.algorithm == QE_ATTENTION_CUDNN) return execute(attention, p, op, stream, error_out);
+    if (p.algorithm == QE_ATTENTION_CUDNN) {
+        const qe_status status = execute(attention, p, op, stream, error_out);
+        return status == QE_OK && p.of.backward ? rotate(op.args.attention_backward, stream, error_out) : status;
+    }
     const qe_status status =
         qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back(), stream);
     if (status != QE_ERROR_DEVICE) return status;

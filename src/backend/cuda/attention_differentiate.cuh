@@ -23,11 +23,10 @@ struct room {
     static constexpr uint32_t ROW_BOXES = QUERIES<DIM> / ROWS;
     static constexpr uint32_t KEY_BYTES = KEYS * DIM * 2, QUERY_BYTES = QUERIES<DIM> * DIM * 2;
     static constexpr uint32_t STATS_BYTES = ROW_BOXES * STATS * 4;
-    static constexpr uint32_t SCORE_BYTES = KEYS * QUERIES<DIM> * 2, SUMS_BYTES = TILE_WORDS * 4;
+    static constexpr uint32_t SCORE_BYTES = KEYS * QUERIES<DIM> * 2;
     uint8_t keys[KEY_BYTES], values[KEY_BYTES];
     uint8_t queries[STAGES][QUERY_BYTES], douts[STAGES][QUERY_BYTES];
     uint8_t scores[2][SCORE_BYTES];             /* gradients of scores, keys down, queries across */
-    uint8_t sums[MULTIPLIERS][SUMS_BYTES];      /* on their way out */
     float stats[STAGES][ROW_BOXES * STATS];
     uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
 };
@@ -35,6 +34,7 @@ struct room {
 struct differentiate_job {
     CUtensorMap qkv, dout;
     const float *stats, *peaks;
+    float *peak; /* [sequences, kv_heads] of all peaks, for what comes behind */
     int32_t *sums;
     float *parts;
     uint16_t *dqkv;
@@ -51,9 +51,12 @@ struct item {
     template <uint32_t DIM>
     METHOD static item of(const shape &o) {
         item it;
-        const uint32_t across = o.splits * o.kv_heads * o.sequences;
-        uint32_t rest = blockIdx.x % across;
-        it.block = blockIdx.x / across; /* the first keys have the most queries: longest first */
+        /* The first keys have the most queries: longest first, of few heads at a time, whose sums the cache holds. */
+        const uint32_t wave = o.splits * o.wave_heads * o.key_blocks, begin = blockIdx.x / wave * o.wave_heads;
+        const uint32_t left = o.kv_heads * o.sequences - begin, across = o.splits * min(o.wave_heads, left);
+        const uint32_t within = blockIdx.x % wave;
+        uint32_t rest = begin * o.splits + within % across;
+        it.block = within / across;
         it.split = rest % o.splits;
         rest /= o.splits;
         it.kv_head = rest % o.kv_heads;
@@ -105,12 +108,12 @@ DEVICE void load_all(const differentiate_job &j, room<DIM> &m, const item &it) {
     turn t(it);
     for (uint32_t left = it.steps(); left > 0; --left) {
         const uint32_t row = t.query * QUERIES<DIM>;
-        barrier_wait(&m.empty[t.stage], t.parity ^ 1);
+        phase_wait(&m.empty[t.stage], t.parity ^ 1);
         barrier_expect(&m.full[t.stage], R::QUERY_BYTES + R::STATS_BYTES);
         boxes_load<DIM, R::ROW_BOXES>(m.queries[t.stage], &j.qkv, t.head * DIM, row, it.s, &m.full[t.stage]);
         bytes_load(m.stats[t.stage], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
                    &m.full[t.stage]);
-        barrier_wait(&m.dout_empty[t.stage], t.parity ^ 1);
+        phase_wait(&m.dout_empty[t.stage], t.parity ^ 1);
         barrier_expect(&m.dout_full[t.stage], R::QUERY_BYTES);
         boxes_load<DIM, R::ROW_BOXES>(m.douts[t.stage], &j.dout, t.head * DIM, row, it.s,
                                       &m.dout_full[t.stage]);
@@ -125,6 +128,8 @@ struct place {
     METHOD place() /* the shuffle tells the compiler that a warp's lanes are of one group */
         : group(__shfl_sync(0xFFFFFFFFu, threadIdx.x / GROUP_THREADS, 0) - 1), thread(threadIdx.x % GROUP_THREADS),
           warp(thread / 32), lane(thread % 32), row(warp * 16 + lane / 4), pair(lane % 4) {}
+    /* Of a tile of pairs, its first; eight columns on are 32 pairs on, eight rows on 256. */
+    METHOD uint32_t pairs_at() const { return warp * 512 + lane; }
 };
 
 /* sums = first second', both [rows, DIM] in boxes: 64 keys by all queries. */
@@ -206,18 +211,7 @@ DEVICE void scores_store(uint8_t *scores, const uint32_t (&pairs)[COUNT], const 
         squares_store(at + k / 4 * (KEYS * 128) + ((chunk ^ k % 4 * 2) << 4), pairs + 4 * k);
 }
 
-/* Sums on their way out, as integers. */
-DEVICE void sums_store(uint8_t *to, const float (&sums)[32], const place &p, float upper, float lower) {
-    int4 *words = reinterpret_cast<int4 *>(to) + p.thread;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i)
-        words[i * GROUP_THREADS] = make_int4(__float2int_rn(mul(sums[4 * i], upper)),
-                                             __float2int_rn(mul(sums[4 * i + 1], upper)),
-                                             __float2int_rn(mul(sums[4 * i + 2], lower)),
-                                             __float2int_rn(mul(sums[4 * i + 3], lower)));
-}
-
-enum barrier_id : uint32_t { BARRIER_SCORES = 1, BARRIER_GROUP = 2 };
+enum barrier_id : uint32_t { BARRIER_SCORES = 1 };
 
 DEVICE void stage_release(uint64_t *empty, const place &p) {
     if (p.lane == 0) barrier_arrive(empty);
@@ -229,13 +223,15 @@ DEVICE void gradient_store(const differentiate_job &j, const item &it, const pla
                            uint32_t which, float scale) {
     const shape &of = j.of;
     if (of.splits > 1) {
-        float4 *to = reinterpret_cast<float4 *>(
+        float2 *to = reinterpret_cast<float2 *>(
                          j.parts + of.part_at(it.split, it.s, it.kv_head, it.block, which, p.group, DIM)) +
-                     p.thread;
+                     p.pairs_at();
 #pragma unroll
-        for (uint32_t i = 0; i < DIM / 8; ++i)
-            to[i * GROUP_THREADS] =
-                make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+        for (uint32_t i = 0; i < DIM / 8; ++i) {
+            float2 *const at = to + i / 8 * (TILE_WORDS / 2) + i % 8 * 32;
+            at[0] = make_float2(sums[4 * i], sums[4 * i + 1]);
+            at[256] = make_float2(sums[4 * i + 2], sums[4 * i + 3]);
+        }
         return;
     }
     const uint32_t column = (of.heads + which * of.kv_heads + it.kv_head) * DIM + 2 * p.pair;
@@ -271,14 +267,14 @@ struct multiplier {
           peak(peak_of(job.peaks, job.of, work.s, work.kv_head)) {}
 
     METHOD void scores_begin(float (&s)[COUNT], const turn &t) const {
-        barrier_wait(&m.full[t.stage], t.parity);
+        phase_wait(&m.full[t.stage], t.parity);
         registers_pin(s);
         mma_fence();
         multiply_rows<DIM>(s, keys, m.queries[t.stage]);
         mma_commit();
     }
     METHOD void dweights_begin(float (&d)[COUNT], const turn &t) const {
-        barrier_wait(&m.dout_full[t.stage], t.parity);
+        phase_wait(&m.dout_full[t.stage], t.parity);
         registers_pin(d);
         mma_fence();
         multiply_rows<DIM>(d, values, m.douts[t.stage]);
@@ -299,7 +295,6 @@ struct multiplier {
         round_all(d, gradients);
         scores_store(scores, gradients, p);
         shared_publish();
-        if (p.thread == 0) words_wait_read<0>(); /* the sums before have left */
         registers_pin(weights);
         registers_pin(dvalues);
         mma_fence();
@@ -311,15 +306,21 @@ struct multiplier {
         multiply_keys(sums, scores + sum_scores, sum_keys);
         mma_commit();
     }
+    /* As integers, straight from registers: through shared memory and the copy engine they take as long. */
     METHOD void sums_send(const float (&sums)[32], const turn &t) const {
         const float *const norms = m.stats[t.stage] + sum_rows * STATS + STAT_NORM + p.row;
-        sums_store(m.sums[p.group], sums, p, sum_scale(norms[0], peak), sum_scale(norms[8], peak));
-        shared_publish();
-        threads_sync(BARRIER_GROUP + p.group, GROUP_THREADS);
-        if (p.thread != 0) return;
+        const float upper = sum_scale(norms[0], peak), lower = sum_scale(norms[8], peak);
         const uint32_t group = t.query * (QUERIES<DIM> / ROWS) + sum_rows;
-        words_add(j.sums + j.of.sums_at(it.s, t.head, group, DIM) + (DIM == 128 ? p.group * TILE_WORDS : 0),
-                  m.sums[p.group], room<DIM>::SUMS_BYTES);
+        uint64_t *to = reinterpret_cast<uint64_t *>(j.sums + j.of.sums_at(it.s, t.head, group, DIM) +
+                                                    (DIM == 128 ? p.group * TILE_WORDS : 0)) +
+                       p.pairs_at();
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) {
+            pair_add(to + i * 32, pair_of(__float2int_rn(mul(sums[4 * i], upper)),
+                                          __float2int_rn(mul(sums[4 * i + 1], upper))));
+            pair_add(to + i * 32 + 256, pair_of(__float2int_rn(mul(sums[4 * i + 2], lower)),
+                                                __float2int_rn(mul(sums[4 * i + 3], lower))));
+        }
     }
     METHOD void dkeys_begin(float (&dkeys)[DIM / 2], uint32_t (&gradients)[COUNT / 2], const turn &t) const {
         registers_pin(gradients);
@@ -340,7 +341,7 @@ DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &i
 #pragma unroll
     for (uint32_t i = 0; i < DIM / 2; ++i) dkeys[i] = dvalues[i] = 0.0f;
     turn t(it);
-    barrier_wait(&m.keys_full, 0);
+    phase_wait(&m.keys_full, 0);
     const uint32_t steps = it.steps();
     for (uint32_t step = 0; step < steps; ++step) {
         float s[COUNT], d[COUNT], sums[32];
@@ -367,7 +368,8 @@ DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &i
     }
     gradient_store<DIM>(j, it, p, dkeys, 0, j.scale);
     gradient_store<DIM>(j, it, p, dvalues, 1, 1.0f);
-    if (p.thread == 0) words_wait();
+    if (it.block == 0 && it.split == 0 && p.group == 0 && p.thread == 0)
+        j.peak[j.of.peak_at(it.s, it.kv_head)] = with.peak;
 }
 
 template <uint32_t DIM>

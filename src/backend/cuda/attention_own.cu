@@ -1,11 +1,13 @@
 /* attention_own.cu - see attention_own.h and README.md. Three kernels: `measure` makes statistics of queries and keys
- * and clears sums, `differentiate` does the five products, `finish` rounds sums to bf16. */
+ * and clears sums, `differentiate` does the five products, `finish` rounds sums to bf16, or goes on to codes. */
 #include "backend/cuda/attention_own.h"
 
 #include <math.h>
 
 #include "backend/cuda/attention_differentiate.cuh"
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/attention_finish.cuh"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/sink.cuh"
 
 namespace {
 
@@ -119,115 +121,10 @@ __global__ void __launch_bounds__(MEASURE_THREADS) measure(const measure_job j) 
         measure_keys<DIM>(j, blockIdx.z, blockIdx.y - j.of.heads, blockIdx.x);
 }
 
-/* --- finish ------------------------------------------------------------------------------------------------------ */
-
-constexpr uint32_t FINISH_THREADS = 256; /* each two rows by eight columns of a tile */
-
-struct finish_job {
-    const int32_t *sums;
-    const float *parts, *stats, *peaks;
-    uint16_t *dqkv;
-    shape of;
-    float scale;
-    uint32_t query_tiles; /* blocks before those of keys and values */
-};
-
-/* Which of a tile's sixteen-byte words a thread takes: four neighbours in memory, eight columns of two rows. */
-struct corner {
-    uint32_t column, row, word;
-    METHOD corner() {
-        const uint32_t i = threadIdx.x % 8, line = threadIdx.x / 8;
-        column = 8 * i;
-        row = line / 8 * 16 + line % 8;
-        word = i * GROUP_THREADS + line * 4;
-    }
-};
-
-DEVICE void row_store(uint16_t *dqkv, const shape &of, uint32_t s, uint32_t row, uint32_t column,
-                      const float (&values)[8]) {
-    if (row >= of.sequence) return;
-    *reinterpret_cast<uint4 *>(dqkv + (static_cast<uint64_t>(s) * of.sequence + row) * of.row + column) =
-        make_uint4(round_bf16_pair(values[0], values[1]), round_bf16_pair(values[2], values[3]),
-                   round_bf16_pair(values[4], values[5]), round_bf16_pair(values[6], values[7]));
-}
-
-template <uint32_t DIM>
-DEVICE void finish_queries(const finish_job &j) {
-    constexpr uint32_t ACROSS = DIM / 64;
-    const shape &of = j.of;
-    const corner c;
-    uint32_t rest = blockIdx.x / ACROSS;
-    const uint32_t group = rest % of.groups, column = blockIdx.x % ACROSS * 64 + c.column;
-    rest /= of.groups;
-    const uint32_t head = rest % of.heads, s = rest / of.heads, row = group * ROWS + c.row;
-    const int4 *words = reinterpret_cast<const int4 *>(j.sums) + static_cast<uint64_t>(blockIdx.x) * (TILE_WORDS / 4) +
-                        c.word;
-    const float *norms = j.stats + of.stats_at(s, head, group) + STAT_NORM + c.row;
-    int4 four[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) four[i] = words[i];
-    const float peak = peak_of(j.peaks, of, s, head / (of.heads / of.kv_heads));
-    const float upper = mul(sum_unscale(norms[0], peak), j.scale), lower = mul(sum_unscale(norms[8], peak), j.scale);
-    float high[8], low[8];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        high[2 * i] = mul(__int2float_rn(four[i].x), upper);
-        high[2 * i + 1] = mul(__int2float_rn(four[i].y), upper);
-        low[2 * i] = mul(__int2float_rn(four[i].z), lower);
-        low[2 * i + 1] = mul(__int2float_rn(four[i].w), lower);
-    }
-    row_store(j.dqkv, of, s, row, head * DIM + column, high);
-    row_store(j.dqkv, of, s, row + 8, head * DIM + column, low);
-}
-
-/* Parts are added in their order. */
-template <uint32_t DIM>
-DEVICE void finish_keys(const finish_job &j, uint32_t index) {
-    constexpr uint32_t ACROSS = DIM / 64;
-    const shape &of = j.of;
-    const corner c;
-    const uint32_t tile = index % ACROSS, half = index / ACROSS % 2, which = index / ACROSS / 2 % 2;
-    uint32_t rest = index / ACROSS / 4;
-    const uint32_t block = rest % of.key_blocks;
-    rest /= of.key_blocks;
-    const uint32_t kv_head = rest % of.kv_heads, s = rest / of.kv_heads;
-    float high[8] = {}, low[8] = {};
-    for (uint32_t split = 0; split < of.splits; ++split) {
-        const float4 *words = reinterpret_cast<const float4 *>(
-                                  j.parts + of.part_at(split, s, kv_head, block, which, half, DIM)) +
-                              tile * (TILE_WORDS / 4) + c.word;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const float4 four = words[i];
-            high[2 * i] = add(high[2 * i], four.x);
-            high[2 * i + 1] = add(high[2 * i + 1], four.y);
-            low[2 * i] = add(low[2 * i], four.z);
-            low[2 * i + 1] = add(low[2 * i + 1], four.w);
-        }
-    }
-    const float scale = which == 0 ? j.scale : 1.0f;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-        high[i] = mul(high[i], scale);
-        low[i] = mul(low[i], scale);
-    }
-    const uint32_t row = block * KEYS + half * ROWS + c.row;
-    const uint32_t column = (of.heads + which * of.kv_heads + kv_head) * DIM + tile * 64 + c.column;
-    row_store(j.dqkv, of, s, row, column, high);
-    row_store(j.dqkv, of, s, row + 8, column, low);
-}
-
-template <uint32_t DIM>
-__global__ void __launch_bounds__(FINISH_THREADS) finish(const finish_job j) {
-    if (blockIdx.x < j.query_tiles)
-        finish_queries<DIM>(j);
-    else
-        finish_keys<DIM>(j, blockIdx.x - j.query_tiles);
-}
-
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
 constexpr uint32_t ITEMS_WANTED = 256; /* pieces of work that keep a large chip's multiprocessors busy to the end */
+constexpr uint32_t WAVE_ITEMS = 128;
 constexpr uint64_t ALIGN_BYTES = 256;
 
 uint32_t up(uint32_t value, uint32_t to) {
@@ -244,6 +141,12 @@ uint32_t splits_of(uint32_t items, uint32_t group) {
     return splits;
 }
 
+/* As few as give a large chip's multiprocessors one piece of work each. */
+uint32_t wave_heads_of(const shape &of) {
+    const uint32_t heads = up(WAVE_ITEMS, of.key_blocks * of.splits), all = of.kv_heads * of.sequences;
+    return heads < all ? heads : all;
+}
+
 shape shape_of(const qe_args_attention_backward *a) {
     const uint32_t queries = a->head_dim == 128 ? QUERIES<128> : QUERIES<64>;
     shape of = {};
@@ -254,19 +157,21 @@ shape shape_of(const qe_args_attention_backward *a) {
     of.groups = up(a->sequence, queries) * (queries / ROWS);
     of.key_blocks = up(a->sequence, KEYS);
     of.splits = splits_of(of.key_blocks * a->kv_heads * a->sequences, a->heads / a->kv_heads);
+    of.wave_heads = wave_heads_of(of);
     of.row = (a->heads + 2 * a->kv_heads) * a->head_dim;
     of.out_row = a->heads * a->head_dim;
     return of;
 }
 
 struct extents {
-    uint64_t stats, peaks, sums, parts, whole; /* bytes from the start of the workspace */
+    uint64_t stats, peaks, peak, sums, parts, whole; /* bytes from the start of the workspace */
     extents(const shape &of, uint32_t dim) {
         const uint64_t groups = static_cast<uint64_t>(of.sequences) * of.groups;
         const uint64_t items = static_cast<uint64_t>(of.splits) * of.sequences * of.kv_heads * of.key_blocks;
         stats = 0;
         peaks = padded(stats + groups * of.heads * STATS * sizeof(float));
-        sums = padded(peaks + groups * of.kv_heads * 2 * sizeof(float));
+        peak = padded(peaks + groups * of.kv_heads * 2 * sizeof(float));
+        sums = padded(peak + static_cast<uint64_t>(of.sequences) * of.kv_heads * sizeof(float));
         parts = padded(sums + groups * of.heads * ROWS * dim * sizeof(int32_t));
         whole = padded(parts + (of.splits > 1 ? items * 2 * KEYS * dim * sizeof(float) : 0));
     }
@@ -291,31 +196,99 @@ bool map_make(const qe_attention_own *own, const void *at, const shape &of, uint
 template <uint32_t DIM>
 constexpr size_t SHARED_BYTES = sizeof(room<DIM>);
 
+/* Where the parts of the workspace lie. */
+template <typename T>
+T *room_at(uint8_t *workspace, uint64_t offset) {
+    return reinterpret_cast<T *>(workspace + offset);
+}
+
 template <uint32_t DIM>
-qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, uint8_t *workspace,
-              cudaStream_t stream) {
-    const shape of = shape_of(a);
+gradients_job gradients_job_of(const qe_args_attention_backward *a, const shape &of, uint8_t *workspace) {
     const extents at(of, DIM);
-    float *const stats = reinterpret_cast<float *>(workspace + at.stats);
-    float *const peaks = reinterpret_cast<float *>(workspace + at.peaks);
-    float *const parts = reinterpret_cast<float *>(workspace + at.parts);
-    int32_t *const sums = reinterpret_cast<int32_t *>(workspace + at.sums);
-    uint16_t *const dqkv = static_cast<uint16_t *>(a->dqkv);
+    gradients_job job = {};
+    job.sums = room_at<int32_t>(workspace, at.sums);
+    job.parts = room_at<float>(workspace, at.parts);
+    job.stats = room_at<float>(workspace, at.stats);
+    job.peak = room_at<float>(workspace, at.peak);
+    job.dqkv = static_cast<uint16_t *>(a->dqkv);
+    job.of = of;
+    job.scale = 1.0f / sqrtf(static_cast<float>(DIM));
+    return job;
+}
+
+template <uint32_t DIM>
+qe_status sums_make(const qe_attention_own *own, const qe_args_attention_backward *a, const shape &of,
+                    uint8_t *workspace, cudaStream_t stream) {
+    const extents at(of, DIM);
+    float *const stats = room_at<float>(workspace, at.stats), *const peaks = room_at<float>(workspace, at.peaks);
+    int32_t *const sums = room_at<int32_t>(workspace, at.sums);
     const float scale = 1.0f / sqrtf(static_cast<float>(DIM));
     const measure_job first = {static_cast<const uint16_t *>(a->qkv), static_cast<const uint16_t *>(a->out),
                                static_cast<const uint16_t *>(a->dout), a->lse, stats, peaks,
                                reinterpret_cast<uint4 *>(sums), of};
-    differentiate_job second = {{}, {}, stats, peaks, sums, parts, dqkv, of, scale, scale * 1.4426950408889634f};
-    const uint32_t tiles = of.sequences * of.heads * of.groups * (DIM / 64);
-    const uint32_t key_tiles = of.splits > 1 ? of.sequences * of.kv_heads * of.key_blocks * 4 * (DIM / 64) : 0;
-    const finish_job third = {sums, parts, stats, peaks, dqkv, of, scale, tiles};
+    differentiate_job second = {{}, {}, stats, peaks, room_at<float>(workspace, at.peak), sums,
+                                room_at<float>(workspace, at.parts), static_cast<uint16_t *>(a->dqkv), of, scale,
+                                scale * 1.4426950408889634f};
     if (!map_make(own, a->qkv, of, of.row, &second.qkv) || !map_make(own, a->dout, of, of.out_row, &second.dout))
         return QE_ERROR_DEVICE;
     LAUNCH_TRY(launch(measure<DIM>, dim3(of.groups, of.heads + of.kv_heads, of.sequences), MEASURE_THREADS, 1, 0,
                       stream, first));
-    LAUNCH_TRY(launch(differentiate<DIM>, dim3(of.key_blocks * of.splits * of.kv_heads * of.sequences), THREADS, 1,
-                      SHARED_BYTES<DIM>, stream, second));
-    return launch(finish<DIM>, dim3(tiles + key_tiles), FINISH_THREADS, 1, 0, stream, third);
+    return launch(differentiate<DIM>, dim3(of.key_blocks * of.splits * of.kv_heads * of.sequences), THREADS, 1,
+                  SHARED_BYTES<DIM>, stream, second);
+}
+
+template <uint32_t DIM>
+qe_status values_finish(const gradients_job &job, cudaStream_t stream) {
+    const shape &of = job.of;
+    const uint32_t heads = of.heads + (of.splits > 1 ? 2 * of.kv_heads : 0);
+    return launch(finish<DIM>, dim3(up(of.sequence, ROWS), heads, of.sequences), FINISH_THREADS, 1, 0, stream, job);
+}
+
+/* Fewer blocks than these, which are large, leave multiprocessors idle: then two kernels are as fast, or faster. */
+constexpr uint32_t CODES_BLOCKS_MIN = 1024;
+
+template <uint32_t DIM>
+dim3 codes_blocks(const shape &of) {
+    return dim3(up(of.heads + 2 * of.kv_heads, codes_shape<DIM>::HEADS), up(of.sequences * of.sequence, ROWS));
+}
+
+/* Is the target one that codes are made for straight from sums? */
+bool codes_job_of(const qe_args_attention_backward *a, const gradients_job &sums, finish_codes_job *job_out) {
+    const places to = places_of(&a->target, a->sequences * a->sequence, sums.of.row);
+    finish_codes_job job = {};
+    if (a->target.recipe != QE_RECIPE_DELAYED || a->sequence % 8 != 0 || !planes_of(to, &job.planes)) return false;
+    job.sums = sums;
+    job.cosine = a->cosine, job.sine = a->sine;
+    job.scale = scaling_of(&a->target);
+    job.words = words_of(&a->target, tensor_words());
+    *job_out = job;
+    return is_aligned(a->cosine) && is_aligned(a->sine);
+}
+
+template <uint32_t DIM>
+qe_status codes_finish(const finish_codes_job &job, int format, cudaStream_t stream) {
+    const shape &of = job.sums.of;
+    const dim3 grid = codes_blocks<DIM>(of);
+    return format == QE_FORMAT_E4M3
+               ? launch(finish_codes<QE_FORMAT_E4M3, DIM>, grid, FINISH_THREADS, 1, 0, stream, job)
+               : launch(finish_codes<QE_FORMAT_E5M2, DIM>, grid, FINISH_THREADS, 1, 0, stream, job);
+}
+
+template <uint32_t DIM>
+qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, uint8_t *workspace,
+              cudaStream_t stream) {
+    const shape of = shape_of(a);
+    const gradients_job job = gradients_job_of<DIM>(a, of, workspace);
+    finish_codes_job codes;
+    LAUNCH_TRY(sums_make<DIM>(own, a, of, workspace, stream));
+    const bool quantizes = qe_attention_backward_quantizes(a);
+    const dim3 blocks = codes_blocks<DIM>(of);
+    if (quantizes && blocks.x * blocks.y >= CODES_BLOCKS_MIN && codes_job_of(a, job, &codes))
+        return codes_finish<DIM>(codes, a->target.format, stream);
+    LAUNCH_TRY(values_finish<DIM>(job, stream));
+    if (!quantizes) return QE_OK;
+    const qe_args_rope rope = qe_attention_backward_rope(a);
+    return qe_cuda_rope_backward_quantize(&rope, stream);
 }
 
 } // namespace

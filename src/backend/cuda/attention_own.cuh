@@ -1,8 +1,7 @@
 /* attention_own.cuh - what the three kernels of attention's backward agree on: how work is cut, how what they hand on
  * lies, and the scale of sums in integers.
  *
- * A tile of sums is 64 x 64, as the matrix unit leaves it: number i of sixteen-byte words, thread t of 128 holds of
- * columns 8 i + 2 (t % 4) and the next the rows r = 16 (t / 32) + t % 32 / 4 and r + 8. */
+ * A tile of sums is 64 x 64 in squares of 8 x 8, row by row of squares: a warp's store of one pair of registers. */
 #ifndef QE_CUDA_ATTENTION_OWN_CUH
 #define QE_CUDA_ATTENTION_OWN_CUH
 
@@ -25,8 +24,12 @@ struct shape {
     uint32_t groups;     /* of ROWS queries of a sequence, filled up to whole blocks of queries */
     uint32_t key_blocks; /* of a sequence */
     uint32_t splits;     /* parts of a group of heads; each makes a part of the gradients of keys and values */
+    uint32_t wave_heads; /* of keys, of all sequences, that blocks are begun for together: no result depends on it */
     uint32_t row, out_row; /* elements from a token to the next */
 
+    METHOD uint32_t peak_at(uint32_t s, uint32_t kv_head) const {
+        return s * kv_heads + kv_head;
+    }
     METHOD uint32_t stats_at(uint32_t s, uint32_t head, uint32_t group) const {
         return ((s * heads + head) * groups + group) * STATS;
     }
@@ -44,6 +47,20 @@ struct shape {
         return (static_cast<uint64_t>(item) * 4 + which * 2 + half) * ROWS * dim;
     }
 };
+
+/* Words before row `row`, columns from `column` on, of a tile of sums; both are multiples of eight, or row is any. */
+DEVICE uint32_t square_at(uint32_t row, uint32_t column) {
+    return (row / 8 * 8 + column / 8) * 64 + row % 8 * 8;
+}
+
+/* Two sums are one word of 64 bits, so that one addition does both: what the lower carries or borrows goes into the
+ * upper, and comes out again when they are taken apart. */
+DEVICE uint64_t pair_of(int32_t low, int32_t high) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(high + (low >> 31))) << 32 | static_cast<uint32_t>(low);
+}
+DEVICE int32_t upper_of(int32_t low, int32_t high) {
+    return high - (low >> 31);
+}
 
 /* The largest |K_j| |V_j| that any pair of keys could have: every lane of a warp gets it. NaN stays. */
 DEVICE float peak_of(const float *peaks, const shape &of, uint32_t s, uint32_t kv_head) {

@@ -29,16 +29,6 @@ DEVICE void barrier_expect(uint64_t *barrier, uint32_t bytes) {
 DEVICE void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-/* Until the phase of this parity is over. */
-DEVICE void barrier_wait(uint64_t *barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-}
 /* Named barrier `id` (1 to 15) of so many threads. */
 DEVICE void threads_sync(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -61,20 +51,9 @@ DEVICE void bytes_load(void *to, const void *from, uint32_t bytes, uint64_t *bar
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-/* Adds words where they go, in the cache. */
-DEVICE void words_add(int32_t *to, const void *from, uint32_t bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to),
-                 "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/* Until at most N groups of this thread have still to be read from shared memory. */
-template <int N>
-DEVICE void words_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-DEVICE void words_wait() {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+/* Adds where it goes, in the cache; nothing comes back. */
+DEVICE void pair_add(uint64_t *to, uint64_t value) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 /* What this thread stored in shared memory is seen by the copy engine and the matrix unit. */
 DEVICE void shared_publish() {

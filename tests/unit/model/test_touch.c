@@ -255,6 +255,9 @@ static void attention_backward(lab *l, const qe_args_attention_backward *a) {
     reads_active(l, a->dout, rows * a->heads * a->head_dim);
     attention_scratch(l, a->scratch, a->sequence, a->head_dim);
     writes_active(l, a->dqkv, rows * columns);
+    reads(l, a->cosine, (uint64_t)a->sequence * a->head_dim / 2);
+    reads(l, a->sine, (uint64_t)a->sequence * a->head_dim / 2);
+    target(l, &a->target, (uint32_t)rows, columns, recipe_of(l));
 }
 
 static void ends(lab *l, const qe_op *op) {
@@ -532,7 +535,7 @@ static void judge_config(qe_model_config chosen, qe_numerics numerics, int train
         for (uint32_t stages = 1; stages <= config->layers; stages++) {
             uint64_t ops = 0;
             for (uint32_t stage = 0; stage < stages; stage++) ops += judge_stage(model, stage, stages, training);
-            enum { FILL = 4, F = 10, I = 10, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
+            enum { FILL = 4, F = 10, I = 9, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
             uint64_t fill_head = config->numerics.operands == QE_OPERANDS_CODES;
             uint64_t expected = config->layers * (FILL + F) + fill_head + FEEDS + ENDS_F + COLLECT;
             if (training) expected += config->layers * (I + W) + ENDS_I + ENDS_W;
