@@ -63,6 +63,8 @@ class Native(Watched):
     in `main_grad`: its own by its products, postponed by `dw_builder`; all others by autograd's hooks."""
 
     def __init__(self, job_config: Any) -> None:
+        self.first: Any = None  # whether Transformer Engine's modules fill their weight caches; None: they have none
+        self.begun: set[int] = set()
         super().__init__(job_config)
         del self.checkpointer.states["qeffect"]
 
@@ -85,12 +87,16 @@ class Native(Watched):
         modules = [m for m in stage.submod.modules() if isinstance(m, te.Linear)]
         for m in modules:
             m.wgrad_store = WeightGradStore(True)
+            m.forward = lambda *given, own=m.forward: own(*given, is_first_microbatch=self.first)
         stage.dw_builder = lambda: lambda: [m.backward_dw() for m in reversed(modules)]
         plain = stage.submod.forward
 
         def forward(*arguments: Any) -> Any:
             if not torch.is_grad_enabled():  # torch's inference of shapes: its amaxes would stay in the running row
                 return plain(*arguments)
+            if self.job_config.qeffect.cache_weights:
+                self.first = stage.stage_index not in self.begun
+                self.begun.add(stage.stage_index)
             with te.autocast(enabled=True, recipe=recipe):
                 return plain(*arguments)
 
@@ -112,6 +118,7 @@ class Native(Watched):
         if self._settings().recipe is None:
             return super().forward_backward_step(**words)
         parameters = [p for part in self.model_parts for p in part.parameters()]
+        self.begun.clear()
         torch._foreach_zero_([p.main_grad for p in parameters])
         loss = super().forward_backward_step(**words)
         for parameter in parameters:
