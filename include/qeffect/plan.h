@@ -40,7 +40,13 @@ typedef struct qe_weight_info {
     uint8_t scaled;           /* has hidden scales where the recipe keeps them */
     uint8_t decay;            /* weight decay applies */
     uint8_t deposited_by;     /* QE_ACTION_I or QE_ACTION_W */
+    uint8_t uses;             /* deposits of one microbatch, each with a `use` of its own: all but a step's first add;
+                                 0 stands for 1 */
 } qe_weight_info;
+
+static inline uint32_t qe_weight_uses(const qe_weight_info *info) {
+    return info->uses > 0 ? info->uses : 1;
+}
 
 /* A named view of rows of a weight, as checkpoints and other frameworks know it. */
 typedef struct qe_parameter {
@@ -221,7 +227,8 @@ void qe_plan_destroy(qe_plan *plan);
 /* The pool of (stage, kind) on a rank, or NULL where the stage has no such slot. */
 const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_slot_kind kind);
 
-/* Placement copy: is the weight's gradient set in scratch and added from there? */
+/* Placement copy: is the weight's gradient set in scratch and added from there? Not where a microbatch deposits more
+ * than once: its sum would be made apart, and round otherwise. */
 int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight);
 
 /* Where a stage's slot of `kind` really is: a result for a neighbour on the same rank is written into the neighbour's

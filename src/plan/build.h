@@ -66,7 +66,7 @@ typedef struct qe_build {
     uint8_t *filled; /* [stages] weight caches filled this step */
     uint8_t *deposited; /* [stages * 2] by I, by W */
     uint32_t current_unit;
-    uint8_t *tallied; /* [words] deposited by the unit that is being lowered */
+    uint8_t *tallied; /* [words] deposits of the unit that is being lowered */
     int unbounded_sends; /* every message has a slot of its own */
     int shares_boundary; /* slots of transfers may lie where those of the rank's other stages lay */
     uint32_t take_begin, commit_begin, exit_begin; /* draft indices */

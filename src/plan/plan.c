@@ -28,7 +28,7 @@ void qe_plan_resolve_slot(const qe_plan *plan, uint32_t stage, qe_slot_kind kind
 int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight) {
     const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
     return plan->options.placement == QE_GRADIENT_COPY && plan->options.sums_apart &&
-           info->deposited_by == QE_ACTION_W;
+           info->deposited_by == QE_ACTION_W && qe_weight_uses(info) == 1;
 }
 
 void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const qe_unit *unit, qe_frame *frame) {

@@ -49,7 +49,7 @@ static qe_status add_weight(qe_build *build, uint32_t index) {
     if (!plan->options.forward_only) {
         qe_object grad = named(QE_OBJECT_GRAD, info->name, ".grad");
         grad.weight = place->weight_object;
-        grad.due = plan->microbatches;
+        grad.due = plan->microbatches * qe_weight_uses(info);
         QE_TRY(add_object(build, &grad, &place->grad_object));
     }
     if (!info->quantized) return QE_OK;

@@ -66,7 +66,7 @@ static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effect
     for (uint32_t i = 0; i < count; i++) {
         if (effects[i].kind != QE_EFFECT_GRAD_DEPOSIT) continue;
         uint32_t weight = weight_of_grad(build, effects[i].object);
-        build->tallied[build->out->places[weight].tally] = 1;
+        build->tallied[build->out->places[weight].tally]++;
         /* A copied gradient is accumulated in scratch, not where it lives. */
         if (build->out->scratch_object == QE_NONE) continue;
         QE_ASSERT(all_count < QE_EFFECTS_MAX);
@@ -136,19 +136,26 @@ static void claims(const qe_build *build, qe_unit_kind kind, uint32_t *acquired,
     }
 }
 
-/* What the unit deposited is counted behind it, a run of neighbouring words at a time. */
+static qe_status tally_run(qe_build *build, uint32_t first, uint32_t end) {
+    qe_effect effect = {.object = build->out->deposits_object,
+                        .kind = QE_EFFECT_BUFFER_WRITE,
+                        .begin = first * sizeof(uint64_t),
+                        .end = end * sizeof(uint64_t)};
+    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_TALLY), &effect, 1));
+    unit_now(build)->tally_count++;
+    for (uint32_t word = first; word < end; word++) build->tallied[word]--;
+    return QE_OK;
+}
+
+/* What the unit deposited is counted behind it, a run of neighbouring words at a time; a weight that is used more than
+ * once counts once for each. */
 static qe_status tally_deposits(qe_build *build) {
     uint32_t words = build->out->tally_count;
-    for (uint32_t first = 0, end; first < words; first = end) {
-        for (end = first + 1; build->tallied[first] && end < words && build->tallied[end];) end++;
-        if (!build->tallied[first]) continue;
-        qe_effect effect = {.object = build->out->deposits_object,
-                            .kind = QE_EFFECT_BUFFER_WRITE,
-                            .begin = first * sizeof(uint64_t),
-                            .end = end * sizeof(uint64_t)};
-        QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_TALLY), &effect, 1));
-        unit_now(build)->tally_count++;
-        memset(build->tallied + first, 0, end - first);
+    for (uint32_t first = 0; first < words;) {
+        uint32_t end = first;
+        while (end < words && build->tallied[end]) end++;
+        if (end == first) first++;
+        else QE_TRY(tally_run(build, first, end));
     }
     return QE_OK;
 }
