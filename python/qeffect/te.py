@@ -19,6 +19,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 from .errors import ArgumentError, UnsupportedError
 from .torch import Pipeline as _Pipeline
 from .torch._need import torch
+from .torch.callables import build
 from .torch.record import Tensors
 from .torch.stage import Slot, Stage
 from .torch.trap import breach, submitted_at
@@ -28,7 +29,8 @@ try:
     import transformer_engine.pytorch as te
     from transformer_engine.pytorch.module._common import WeightGradStore
     from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-    from transformer_engine.pytorch.quantization import FP8GlobalStateManager, get_fp8_te_dtype
+    from transformer_engine.pytorch.quantization import (FP8GlobalStateManager, get_default_fp8_recipe,
+                                                         get_fp8_te_dtype)
 except ImportError as error:
     raise UnsupportedError("qeffect.te needs Transformer Engine 2.20, which is not installed or does not load",
                            remedy=f"pip install 'transformer-engine[pytorch]==2.20.*' ({error})",
@@ -64,6 +66,8 @@ class TEStage(Stage):
         self._queues: dict[int, list[Any]] = {}
         self._postponing = self._postpone() if postpones else []
         self._unwrap = [self._wrap(m) for m in self.te_modules]
+        if self.function is not module:
+            self.function = module.forward  # a module of Transformer Engine that is itself the stage is wrapped now
 
     def _find_fused(self) -> dict[int, Any]:
         """Parameters (by index) whose gradients Transformer Engine's products accumulate in main_grad themselves."""
@@ -75,6 +79,11 @@ class TEStage(Stage):
                 if parameter.dim() > 1 and id(parameter) in self._index_of:
                     found[self._index_of[id(parameter)]] = parameter
         return found
+
+    @property
+    def fuses(self) -> bool:
+        """Some products accumulate in main_grad themselves."""
+        return bool(self._fused)
 
     @property
     def fused_grads(self) -> list[Any]:
@@ -376,6 +385,38 @@ class Pipeline(_Pipeline):
         finally:
             for undo in put_back:
                 undo()
+
+
+def make_graphed_callables(
+        modules: Any, sample_args: Any, num_warmup_iters: int = 3, allow_unused_input: bool = False,
+        sample_kwargs: Any = None, *, enabled: bool = False, calibrating: bool = False, recipe: Any = None,
+        amax_reduction_group: Any = None, cache_quantized_params: bool = False,
+        _order: Optional[Sequence[float]] = None, _num_layers_per_chunk: Any = None, pool: Any = None,
+        retain_graph_in_backward: bool = False, _reuse_graph_input_output_buffers: bool = False,
+        clone_param_grads_on_return: bool = True, names: Optional[Sequence[str]] = None,
+        capture: Optional[str] = None, quiet: bool = False) -> Any:
+    """As qeffect.torch.make_graphed_callables, in the call shape of Transformer Engine's: with `enabled`, `recipe`, and
+    `cache_quantized_params`, which makes calls say `is_first_microbatch`. Scales fold behind each forward and each
+    backward of a module, in its graphs; an autocast around calls has no part in it. Modules with
+    `fuse_wgrad_accumulation=True` need `main_grad` on every parameter; with cached weights the first microbatch sets
+    it, else the caller zeroes it. Raises: also UnsupportedError for calibration and groups."""
+    if calibrating or amax_reduction_group is not None:
+        raise UnsupportedError("calibration and the reduction of amaxes over a group are not built",
+                               status="unsupported")
+    if pool is not None:
+        raise ArgumentError("pool is not None; graphs of QEffect have memory of their own", remedy="leave it out")
+    own = recipe if recipe is not None else get_default_fp8_recipe() if enabled else None
+
+    def make_stage(module: Any, name: str, index: int, slots: int, *, accumulate: bool, **options: Any) -> TEStage:
+        made = TEStage(module, name, index, slots, recipe=own if enabled else None, folds="te",
+                       cache_weights=cache_quantized_params, accumulate=accumulate, **options)
+        if made.fuses and not accumulate:
+            made.close()
+            raise ArgumentError(f"{name} accumulates in main_grad, which not every parameter of it has")
+        return made
+
+    return build(modules, sample_args, num_warmup_iters, allow_unused_input, sample_kwargs, _order,
+                 _num_layers_per_chunk, names, capture, None, quiet, make_stage, cache_quantized_params)
 
 
 def fold(states: Mapping[str, Any], recipe: Any) -> None:

@@ -16,7 +16,8 @@ from te_world import (HIDDEN, RECIPES, TOKENS, FP8GlobalStateManager, Under, ada
                       modules, same, schedule_of, te)
 
 RUNS = 100
-SLEEP = 20_000_000  # cycles, some 10 ms: how long the other stream is late
+POSTPONED = {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True}
+SLEEP = 200_000_000  # cycles, some 100 ms: how long the other stream is late
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +66,9 @@ def right(module: Any, seed: int) -> tuple[Any, Any]:
     return y.detach(), x.grad
 
 
-def apart(found: Any, expected: Any) -> float:
-    """Relative distance."""
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
+def wrong(found: Any, expected: Any, by: float = 0.1) -> bool:
+    """They are apart by more than a part of what is expected, or what was found is no number."""
+    return not float((found.float() - expected.float()).norm() / expected.float().norm()) < by
 
 
 def graphed(module: Any, **options: Any) -> Any:
@@ -89,7 +90,7 @@ def test_h1_native_replays_in_another_order_overwrite_activations() -> None:
     ys = [call(x) for call, x in zip(calls, xs)]
     for y, seed in zip(ys, (1, 2)):
         y.backward(dy_of(seed))
-    assert max(apart(x.grad, e) for x, e in zip(xs, expected)) > 0.1
+    assert any(wrong(x.grad, e) for x, e in zip(xs, expected))
 
 
 def test_h2_native_second_forward_overwrites_what_the_first_backward_needs() -> None:
@@ -97,7 +98,7 @@ def test_h2_native_second_forward_overwrites_what_the_first_backward_needs() -> 
     y = call(x)
     call(x_of(2))
     y.backward(dy_of(1))
-    assert apart(x.grad, right(mlp(), 1)[1]) > 0.1
+    assert wrong(x.grad, right(mlp(), 1)[1])
 
 
 def test_h3_native_backwards_in_another_order_overwrite_activations() -> None:
@@ -107,7 +108,7 @@ def test_h3_native_backwards_in_another_order_overwrite_activations() -> None:
     ys = [call(x) for call, x in zip(calls, xs)]
     for i in (1, 0):
         ys[i].backward(dy_of(i + 1))
-    assert max(apart(x.grad, e) for x, e in zip(xs, expected)) > 0.1
+    assert any(wrong(x.grad, e) for x, e in zip(xs, expected))
 
 
 def test_h1_to_h3_are_refused_every_time() -> None:
@@ -130,7 +131,7 @@ def test_h4_native_output_changes_with_the_next_replay() -> None:
     call = graphed(mlp())
     kept = call(x_of(1)).detach()
     call(x_of(2))
-    assert apart(kept, right(mlp(), 1)[0]) > 0.1
+    assert wrong(kept, right(mlp(), 1)[0])
 
 
 def test_h4_a_kept_output_raises_every_time() -> None:
@@ -157,32 +158,30 @@ def test_h5_native_event_that_covers_less_than_the_graph_lets_the_caller_read_ea
     event.record()
     call(x_of(2), cuda_graph_stream=side)
     torch.cuda.synchronize()
+    x = x_of(1)
     late(side)
-    read = call(x_of(1), cuda_graph_stream=side, cuda_graph_event=event).detach().clone()
+    read = call(x, cuda_graph_stream=side, cuda_graph_event=event).detach().clone()
     torch.cuda.synchronize()
-    assert apart(read, right(mlp(), 1)[0]) > 0.1
+    assert wrong(read, right(mlp(), 1)[0])
 
 
 def test_h6_native_weight_gradient_is_computed_before_its_input_gradient() -> None:
-    options = {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True}
-    module, expected = mlp(**options), mlp(**options)
+    module, expected = mlp(**POSTPONED), mlp(**POSTPONED)
     call, side, event = graphed(module), torch.cuda.Stream(), torch.cuda.Event()
     event.record()
     call(x_of(2), cuda_graph_stream=side).backward(dy_of(2))
     call.backward_dw()
     torch.cuda.synchronize()
     module.fc1_weight.main_grad.zero_()
-    y = call(x_of(1), cuda_graph_stream=side)
-    torch.cuda.synchronize()
-    y2 = call(x_of(1), cuda_graph_stream=side, cuda_graph_event=event)
+    dy, y = dy_of(1), call(x_of(1), cuda_graph_stream=side, cuda_graph_event=event)
     torch.cuda.synchronize()
     late(side)
-    y2.backward(dy_of(1))
+    y.backward(dy)
     call.backward_dw()
     torch.cuda.synchronize()
     right(expected, 1)
     expected.backward_dw()
-    assert y is not y2 and apart(module.fc1_weight.main_grad, expected.fc1_weight.main_grad) > 0.1
+    assert wrong(module.fc1_weight.main_grad, expected.fc1_weight.main_grad)
 
 
 def test_h7_native_fold_runs_while_a_graph_on_another_stream_is_in_flight() -> None:
@@ -190,13 +189,18 @@ def test_h7_native_fold_runs_while_a_graph_on_another_stream_is_in_flight() -> N
     call = graphed(module, enabled=True, recipe=recipe)
     side, event = torch.cuda.Stream(), torch.cuda.Event()
     event.record()
-    late(side)
-    x = x_of(1)
+    small, large = x_of(1), x_of(2) * 16
     with te.autocast(enabled=True, recipe=recipe):
-        call(x, cuda_graph_stream=side, cuda_graph_event=event)
-    torch.cuda.synchronize()
+        call(small, cuda_graph_stream=side)
     state = module.fp8_meta["scaling_fwd"]
-    assert float(state.scale[0]) == 1.0 and float(state.amax_history[0, 0]) == float(x.abs().max())  # nothing folded
+    before = float(state.scale[0])
+    torch.cuda.synchronize()
+    late(side)
+    with te.autocast(enabled=True, recipe=recipe):
+        call(large, cuda_graph_stream=side, cuda_graph_event=event)
+    torch.cuda.synchronize()
+    assert before != 1.0 and float(state.scale[0]) == before  # the amax came behind its fold
+    assert float(state.amax_history[0, 0]) == float(large.abs().max())
 
 
 def test_h5_to_h7_work_on_late_streams_has_the_bits_of_one_stream_every_time() -> None:
@@ -211,7 +215,7 @@ def test_h5_to_h7_work_on_late_streams_has_the_bits_of_one_stream_every_time() -
             for i, action in enumerate(pipeline.actions):
                 with torch.cuda.stream(pool[i % streams]):
                     if streams > 1 and i % 5 == 0:
-                        torch.cuda._sleep(SLEEP // 100)
+                        torch.cuda._sleep(SLEEP // 1000)
                     pipeline.run(action, inputs[action.microbatch], targets[action.microbatch])
             pipeline.finish()
         torch.cuda.synchronize()
@@ -291,7 +295,7 @@ def test_h9_native_flag_of_one_graph_decides_about_the_weights_of_another() -> N
         first(x_of(1), is_first_microbatch=False)
         stale = second(x_of(1)).detach().clone()
     with te.autocast(enabled=True, recipe=recipe):
-        assert apart(stale, expected(x_of(1)).detach()) > 1.0
+        assert wrong(stale, expected(x_of(1)).detach(), by=1.0)
 
 
 def test_h10_native_backward_meets_other_weights_than_its_forward() -> None:
@@ -301,7 +305,7 @@ def test_h10_native_backward_meets_other_weights_than_its_forward() -> None:
     with torch.no_grad():
         module.weight.mul_(-1)
     y.backward(dy_of(1))
-    assert apart(x.grad, right(linear(), 1)[1]) > 1.0
+    assert wrong(x.grad, right(linear(), 1)[1], by=1.0)
 
 
 def test_h10_is_refused_every_time() -> None:
@@ -321,7 +325,8 @@ def test_h11_native_graph_goes_on_with_the_memory_of_a_moved_parameter() -> None
     module = linear()
     call = graphed(module)
     module.weight.data = -module.weight.data
-    assert apart(call(x_of(1)).detach(), right(linear(), 1)[0]) < 0.01  # of the weight that was
+    found = call(x_of(1)).detach()
+    assert wrong(found, -right(linear(), 1)[0], by=1.0)  # of memory that holds the old weight, or is somebody else's
 
 
 def test_h11_a_moved_parameter_history_or_gradient_is_refused_every_time() -> None:
@@ -350,7 +355,7 @@ def test_h12_native_graph_adds_to_what_the_step_before_left() -> None:
             with te.autocast(enabled=True, recipe=recipe):
                 y = f(x_of(seed), is_first_microbatch=True)
             y.backward(dy_of(seed))
-    assert apart(module.weight.main_grad, eager.weight.main_grad) > 0.5  # eager: the first one sets
+    assert wrong(module.weight.main_grad, eager.weight.main_grad, by=0.5)  # eager: the first one sets
 
 
 def test_h18_native_flag_of_a_gradient_that_was_added_is_set_by_capture_alone() -> None:
@@ -367,9 +372,6 @@ def test_h18_native_flag_of_a_gradient_that_was_added_is_set_by_capture_alone() 
 # ---- H13 to H15: postponed weight gradients ----
 
 
-POSTPONED = {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True}
-
-
 def test_h13_native_input_is_reused_before_its_weight_gradient() -> None:
     module, expected = linear(**POSTPONED), linear(**POSTPONED)
     calls = ordered(module, [1, -1, 1, -1.5, -1, -1.5], 2, _reuse_graph_input_output_buffers=True)
@@ -379,7 +381,7 @@ def test_h13_native_input_is_reused_before_its_weight_gradient() -> None:
     calls[0].backward_dw()
     right(expected, 1)
     expected.backward_dw()
-    assert apart(module.weight.main_grad, expected.weight.main_grad) > 0.5
+    assert wrong(module.weight.main_grad, expected.weight.main_grad, by=0.5)
 
 
 def test_h14_native_weight_gradients_behind_all_input_gradients_read_what_was_overwritten() -> None:
@@ -394,9 +396,8 @@ def test_h14_native_weight_gradients_behind_all_input_gradients_read_what_was_ov
         y.backward(dy_of(1))
         for one in reversed(own):
             one.backward_dw()
-    distances = [apart(p.main_grad, q.main_grad) for m, e in zip(made, expected)
-                 for p, q in zip(m.parameters(), e.parameters()) if p.dim() > 1]
-    assert max(distances) > 0.1, distances
+    assert any(wrong(p.main_grad, q.main_grad) for m, e in zip(made, expected)
+               for p, q in zip(m.parameters(), e.parameters()) if p.dim() > 1)
 
 
 def test_h15_native_second_postponed_weight_gradient_is_wrong_or_crashes() -> None:
@@ -412,7 +413,7 @@ def test_h15_native_second_postponed_weight_gradient_is_wrong_or_crashes() -> No
     for i in (0, 1):
         calls[i].backward_dw()
         expected.backward_dw()
-    assert apart(module.weight.main_grad, expected.weight.main_grad) > 0.1
+    assert wrong(module.weight.main_grad, expected.weight.main_grad)
 
 
 def test_h13_to_h15_each_microbatch_has_its_own_every_time() -> None:
@@ -425,22 +426,6 @@ def test_h13_to_h15_each_microbatch_has_its_own_every_time() -> None:
             run.pipeline.step(*batches[step % 4])
         found.append(run.state())
     assert same(*found)
-
-
-def test_h16_native_recompute_takes_the_scales_of_the_first_in_the_queue() -> None:
-    found = []
-    for recomputes in (False, True):
-        te_world.clean_globals()
-        block = torch.nn.Sequential(linear(0), linear(1))
-        ys = []
-        for seed, amplitude in ((1, 1.0), (2, 64.0)):
-            with te.autocast(enabled=True, recipe=RECIPES["delayed"]):
-                x = x_of(seed) * amplitude
-                ys.append(te.checkpoint(block, x, use_reentrant=False) if recomputes else block(x))
-        for seed, y in ((2, ys[1]), (1, ys[0])):
-            y.backward(dy_of(seed))
-        found.append(block[0].weight.grad)
-    assert apart(found[1], found[0]) > 0.1
 
 
 # ---- the workspace, and no false alarm ----

@@ -32,7 +32,8 @@ class Case:
         import torch
         return torch.randn(1, self.tokens, self.hidden, device="cuda", dtype=torch.bfloat16)
 
-    def layer(self, **options: Any) -> Any:
+    def layer(self, postpones: bool = False, **options: Any) -> Any:
+        """`postpones`: its modules leave their weight gradients to `backward_dw`."""
         import torch
         import transformer_engine.pytorch as te
         words = {"fuse_wgrad_accumulation": True, **options}
@@ -45,6 +46,11 @@ class Case:
             parameter.main_grad = torch.zeros(parameter.shape, device="cuda")
             if words["fuse_wgrad_accumulation"]:
                 parameter.grad_added_to_main_grad = False
+        if postpones:
+            from transformer_engine.pytorch.module._common import WeightGradStore
+            for module in made.modules():
+                if getattr(module, "fuse_wgrad_accumulation", False):
+                    module.wgrad_store = WeightGradStore(True)
         return made
 
 
@@ -85,9 +91,9 @@ def reset_te() -> None:
 
 
 def te_order(actions: Sequence[Any]) -> list[float]:
-    """Transformer Engine's `_order` of a flattened schedule."""
-    sign = {"F": 1.0, "B": -1.0, "I": -1.0, "W": -1.0}
-    return [sign[a.kind] * (a.stage + 1) - (0.5 if a.kind == "W" else 0) for a in actions]
+    """Transformer Engine's `_order` of a flattened schedule: integers, but for weight gradients."""
+    chunk = [a.stage + 1 for a in actions]
+    return [c if a.kind == "F" else -c - 0.5 if a.kind == "W" else -c for a, c in zip(actions, chunk)]
 
 
 def attempt(work: Callable[[], Any]) -> Any:

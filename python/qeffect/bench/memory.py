@@ -42,7 +42,7 @@ def te_memory(case: Case, order: str, microbatches: int, reuse: bool) -> dict[st
     from ..schedule import Schedule
     schedule = Schedule.generate(order, ranks=STAGES, microbatches=microbatches).flattened()
     split = any(action.kind == "W" for action in schedule.row(0))
-    layers = [case.layer(delay_wgrad_compute=split) for _ in range(STAGES)]
+    layers = [case.layer(postpones=split) for _ in range(STAGES)]
     before = memory_mib()
     samples = [(case.random().requires_grad_(True),) for _ in range(STAGES * microbatches)]
     graphed = te.make_graphed_callables(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -170,25 +171,27 @@ class _Planned:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, runner: "_Runner", microbatch: int, leaves_at: int, *tensors: Any) -> Any:
+    def forward(ctx: Any, runner: "_Runner", microbatch: int, first: bool, leaves_at: int, *tensors: Any) -> Any:
         ctx.set_materialize_grads(False)
         leaves = tensors[leaves_at:]
         ctx.runner, ctx.leaves_at = runner, leaves_at
-        ctx.handle, outputs = runner.forward(microbatch, leaves)
+        ctx.handle, outputs = runner.forward(microbatch, leaves, first)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, parameters = ctx.runner.backward(ctx.handle, gradients)
-        return (None, None, None, *parameters[:ctx.leaves_at], *inputs)
+        return (None, None, None, None, *parameters[:ctx.leaves_at], *inputs)
 
 
 class _Runner:
     """One stage as its callables see it."""
 
-    def __init__(self, stage: Stage, rights: _Rights, original: Callable[..., Any], split: bool) -> None:
+    def __init__(self, stage: Stage, rights: _Rights, original: Callable[..., Any], split: bool,
+                 cached: bool) -> None:
         self.stage, self.rights, self.original = stage, rights, original
         self.split = split              # W is a call of its own
+        self.cached = cached            # calls say whether they are the first to use this version of the weights
         self.enabled = True
         self._waiting: list[_Handle] = []  # I is done, W is not
         self._anchor = torch.zeros((), requires_grad=True)
@@ -197,13 +200,18 @@ class _Runner:
         """Captured where it can be; what it was not captured for (evaluation, another mode) runs as it always did."""
         if not self.enabled or not torch.is_grad_enabled() or self.stage.mode_changed:
             return self.original(*arguments, **keywords)
-        leaves, spec = tree_flatten((tuple(arguments), dict(keywords)))
+        keywords = dict(keywords)
+        first = keywords.pop("is_first_microbatch", None) if self.cached else False
+        if first is None:
+            raise ArgumentError(f"module {self.stage.name} caches quantized weights; say is_first_microbatch=True or "
+                                "False")
+        leaves, spec = tree_flatten((tuple(arguments), keywords))
         if spec != self.stage.spec:
             raise ArgumentError(f"module {self.stage.name} was captured with other arguments: {self.stage.spec}; this "
                                 f"call has {spec}")
         handed = [self._anchor] if self.stage.accumulate or self.split else list(self.stage.parameters)
         outputs = _Replay.apply(
-            self, microbatch, len(handed), *handed, *leaves)
+            self, microbatch, bool(first), len(handed), *handed, *leaves)
         return self.stage.unflatten(outputs)
 
     def _named(self, error: ContractError, microbatch: int, submitted: str) -> ContractError:
@@ -212,10 +220,11 @@ class _Runner:
         told = error.violations[0].microbatch if error.violations else None
         return Trap(error, self.stage.name, microbatch if told is None else told, submitted_at() or submitted)
 
-    def forward(self, microbatch: int, leaves: Sequence[Any]) -> tuple[_Handle, list["torch.Tensor"]]:
+    def forward(self, microbatch: int, leaves: Sequence[Any],
+                first: bool) -> tuple[_Handle, list["torch.Tensor"]]:
         stage = self.stage
         try:
-            moved = stage.moved()
+            moved = stage.moved("B" if stage.accumulate else FORWARD)
             if moved is not None:
                 self.rights.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
             stage.check_arguments(leaves)
@@ -225,7 +234,8 @@ class _Runner:
             raise self._named(_with(error, detail), microbatch, "") from None
         handle = _Handle(slot, generation, microbatch, tuple(is_tensor(x) and x.is_leaf for x in leaves))
         self.rights.keep(stage.index, handle)
-        return handle, stage.forward(slot, leaves, microbatch, generation, life="s" if self.split else "")
+        return handle, stage.forward(slot, leaves, microbatch, generation,
+                                     life=("1" if first else "") + ("s" if self.split else ""))
 
     def backward(self, handle: _Handle, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         stage, slot = self.stage, handle.slot
@@ -338,6 +348,15 @@ def make_graphed_callables(
     """
     if pool is not None:
         raise ArgumentError("pool is not None; graphs of QEffect have memory of their own", remedy="leave it out")
+    return build(callables, sample_args, num_warmup_iters, allow_unused_input, sample_kwargs, _order,
+                 _num_layers_per_chunk, names, capture, streams, quiet, Stage, False)
+
+
+def build(callables: Any, sample_args: Any, num_warmup_iters: int, allow_unused_input: bool, sample_kwargs: Any,
+          _order: Optional[Sequence[float]], _num_layers_per_chunk: Union[int, Sequence[int], None],
+          names: Optional[Sequence[str]], capture: Optional[str], streams: Optional[Streams], quiet: bool,
+          make_stage: Callable[..., Stage], cached: bool) -> Any:
+    """make_graphed_callables over stages of another kind. `cached`: calls say `is_first_microbatch`."""
     single = isinstance(callables, torch.nn.Module) or not isinstance(callables, (tuple, list))
     modules = [callables] if single else list(callables)
     for module in modules:
@@ -345,11 +364,11 @@ def make_graphed_callables(
     samples = [tuple(sample_args)] if single and _order is None else [tuple(a) for a in sample_args]
     keywords = _keywords(sample_kwargs, len(samples))
     if _order is None:
-        made = _make_free(modules, samples, keywords, names, capture, streams, allow_unused_input,
-                          num_warmup_iters)
+        made = _make_free(modules, samples, keywords, names, capture, streams, allow_unused_input, num_warmup_iters,
+                          make_stage, cached)
     else:
         made = _make_planned(modules, samples, keywords, names, capture, streams, allow_unused_input, num_warmup_iters,
-                             list(_order), _num_layers_per_chunk)
+                             list(_order), _num_layers_per_chunk, make_stage, cached)
     _tell_commits(made[1])
     if not quiet:
         seconds = sum(stage.capture_seconds for stage in made[1])
@@ -390,15 +409,14 @@ def _must_be_capturable(module: Any) -> None:
 
 
 def _stages(modules: Sequence[Any], names: Optional[Sequence[str]], slots: Sequence[int], capture: Optional[str],
-            allow_unused: bool) -> list[Stage]:
+            allow_unused: bool, make_stage: Callable[..., Stage]) -> list[Stage]:
     found = []
     for i, module in enumerate(modules):
         name = names[i] if names is not None else f"{type(module).__name__}[{i}]"
         trained = [p for p in module.parameters() if p.requires_grad]
         accumulate = bool(trained) and all(getattr(p, "main_grad", None) is not None for p in trained)
-        found.append(Stage(module, name, i, slots[i], capture=_capture_kind(device_of(module), capture),
-        accumulate=accumulate,
-                           allow_unused=allow_unused))
+        found.append(make_stage(module, name, i, slots[i], capture=_capture_kind(device_of(module), capture),
+                                accumulate=accumulate, allow_unused=allow_unused))
     return found
 
 
@@ -410,17 +428,24 @@ def _capture_all(stages: Sequence[Stage], samples: Sequence[Sequence[Any]], keyw
         stage.prepare(leaves, [kinds] * len(stage.slots), side, max(1, warmups))
 
 
+def _kinds(split: bool, cached: bool) -> tuple[str, ...]:
+    """The actions that a slot is used for, with the lives that they are part of."""
+    kinds = ("Fs", "Is", "Ws") if split else ("F", "B")
+    return (*kinds, *(kind[0] + "1" + kind[1:] for kind in kinds)) if cached else kinds
+
+
 def _make_free(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequence[dict[str, Any]],
                names: Optional[Sequence[str]], capture: Optional[str], streams: Optional[Streams],
-               allow_unused: bool, warmups: int) -> tuple[list[Any], list[Stage]]:
+               allow_unused: bool, warmups: int, make_stage: Callable[..., Stage],
+               cached: bool) -> tuple[list[Any], list[Stage]]:
     if len(samples) != len(modules):
         raise ArgumentError(f"{len(samples)} sample_args for {len(modules)} modules")
-    stages = _stages(modules, names, [1] * len(modules), capture, allow_unused)
+    stages = _stages(modules, names, [1] * len(modules), capture, allow_unused, make_stage)
     rights = _Free([stage.name for stage in stages], streams or streams_of(stages[0].device))
     originals = [module.forward for module in modules]
-    _capture_all(stages, samples, keywords, ("F", "B"), warmups)
+    _capture_all(stages, samples, keywords, _kinds(False, cached), warmups)
     for module, stage, original in zip(modules, stages, originals):
-        runner = _Runner(stage, rights, original, False)
+        runner = _Runner(stage, rights, original, False, cached)
         module.forward = _entry(runner, 0)
         _dress(module, runner, module)
     return list(modules), stages
@@ -429,7 +454,8 @@ def _make_free(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequenc
 def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequence[dict[str, Any]],
                   names: Optional[Sequence[str]], capture: Optional[str], streams: Optional[Streams],
                   allow_unused: bool, warmups: int, order: list[float],
-                  per_chunk: Union[int, Sequence[int], None]) -> tuple[list[Any], list[Stage]]:
+                  per_chunk: Union[int, Sequence[int], None], make_stage: Callable[..., Stage],
+                  cached: bool) -> tuple[list[Any], list[Stage]]:
     chunks = int(max(abs(entry) for entry in order))
     layers = _layers(per_chunk, chunks, len(modules))
     actions = _actions(order, layers)
@@ -441,14 +467,15 @@ def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequ
     parameters = [[n for n, p in m.named_parameters() if p.requires_grad] for m in modules]
     device = device_of(modules[0])
     contract = Contract(labels, parameters, actions, streams or streams_of(device))
-    stages = _stages(modules, labels, contract.slot_counts, capture, allow_unused)
     split = any(action.kind == WEIGHT_GRAD for action in actions)
+    stages = _stages(modules, labels, contract.slot_counts, capture, allow_unused,
+                     partial(make_stage, postpones=True) if split and make_stage is not Stage else make_stage)
     first = _first_samples(layers, microbatches)
     originals = [module.forward for module in modules]
     _capture_all(stages, [samples[i] for i in first], [keywords[i] for i in first],
-                 ("Fs", "Is", "Ws") if split else ("F", "B"), warmups)
+                 _kinds(split, cached), warmups)
     rights = _Planned(contract)
-    runners = [_Runner(stage, rights, original, split) for stage, original in zip(stages, originals)]
+    runners = [_Runner(stage, rights, original, split, cached) for stage, original in zip(stages, originals)]
     found: list[Any] = []
     begin = 0
     for count in layers:

@@ -65,12 +65,14 @@ class Contract:
         for action in self.actions:
             key = (action.stage, action.kind, action.microbatch)
             self._items[key] = self._add(program, action)
+        self._planned = {key: (items, self.places[key[0], key[2]]) for key, items in self._items.items()}
         self._take_items = [self._take(program, i) for i in range(len(names))]
         self._commit_items = [self._commit(program, i) for i in range(len(names))]
         self.ledger = Ledger(program)
         self.ledger.certify()
         self._known: dict[Any, int] = {}
         self._last: Any = None
+        self._last_index = 0
         self._left = len(self.actions)
         self._moved: dict[tuple[int, int], Submission] = {}
 
@@ -151,13 +153,14 @@ class Contract:
         """Judges an action on the current stream. Raises: ContractError; nothing has changed."""
         with self.lock:
             stream = self.enter()
-            items = self._items.get((stage, kind, microbatch))
-            if items is None:
+            planned = self._planned.get((stage, kind, microbatch))
+            if planned is None:
                 raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",
                                     rule="schedule.missing")
+            items, place = planned
             self._submit(items, stream)
             self._left -= 1
-            return self.places[stage, microbatch]
+            return place
 
     def take(self) -> None:
         """Every gradient goes to the optimizer. Raises: ContractError (grad.missing)."""
@@ -199,15 +202,17 @@ class Contract:
     def enter(self) -> int:
         """The current stream waits for the work of this contract that went to another one. Returns its index."""
         current = self.streams.current()
+        if current == self._last:
+            return self._last_index
         index = self._known.get(current)
         if index is None:
             index = self._add_stream(current)
-        if self._last is not None and current != self._last:
+        if self._last is not None:
             self.streams.order(self._last, current)
             if self.ledger.is_open:
                 self.ledger.record(self._edge, self._streams[self._known[self._last]])
                 self.ledger.wait(self._edge, self._streams[index])
-        self._last = current
+        self._last, self._last_index = current, index
         return index
 
     def _add_stream(self, stream: Any) -> int:

@@ -144,6 +144,8 @@ class Pipeline:
     def begin(self) -> None:
         """A step by hand: begin, `run` each action, `finish` or `abort`."""
         self.contract.begin()
+        for stage in self.stages:
+            stage.begin_step()
         self._boundary: dict[tuple[int, int], Any] = {}
         if self._allow_unused:
             torch._foreach_zero_(self._gradients)
@@ -170,7 +172,7 @@ class Pipeline:
             place = self.contract.places.get(_key(action))
             if place is not None and stage.slots[place.slot].microbatch == microbatch:
                 stage.check_weights(stage.slots[place.slot])
-        moved = stage.moved()
+        moved = stage.moved(action.kind)
         if moved is not None:
             try:
                 self.contract.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])

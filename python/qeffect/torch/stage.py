@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..errors import ArgumentError, UnsupportedError
 from ._need import torch
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
+from .seal import Place, Seal
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
-_address: Callable[[Any], int] = torch.Tensor.data_ptr
-_get: Callable[[dict[str, Any], str], Any] = dict.get
 _version: Callable[[Any], int] = attrgetter("_version")
 LIVES = ("1s", "s", "1", "")  # 1: the first of the step; s: backward is I and W, else B
 WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
@@ -86,10 +85,8 @@ class Stage:
         self.capture_seconds = 0.0
         self.commits = 0  # steps of optimizers over its parameters that were told (fused ones leave no other trace)
         self._active: Optional[Slot] = None
-        self._seal: tuple[int, ...] = ()
-        self._places: list[tuple[str, dict[str, Any], str]] = []
-        self._owners: list[dict[str, Any]] = []
-        self._keys: list[str] = []
+        self.seals = (Seal(), Seal())
+        self.step_weights: tuple[int, ...] = ()  # versions of the parameters that the whole step reads, where told
         self._likenesses: list[Any] = []
         self._sealed_training = module.training
         self._scratch: dict[int, "torch.Tensor"] = {}
@@ -232,7 +229,7 @@ class Stage:
                     f"{slot.generation} (microbatch {slot.microbatch}, submitted at {slot.submitted or 'unknown'}), "
                     f"which is used again as generation {generation}; clone what is kept longer")
             slot.generation, slot.microbatch, slot.submitted = generation, microbatch, submitted or submitted_at()
-            slot.life, slot.weights = life, self._versions()
+            slot.life, slot.weights = life, self.step_weights or self._versions()
             if not self.capture:
                 slot.leaves = [_leaf(a) for a in arguments]
                 return [o.detach() for o in self._forward(slot) if o is not None]
@@ -359,9 +356,7 @@ class Stage:
         _restore_generator(self.device, numbers)
         if side is not None:
             torch.cuda.synchronize(self.device)
-        self._places = self._sealed_places()
-        self._owners, self._keys = [owner for _, owner, _ in self._places], [key for _, _, key in self._places]
-        self._seal = tuple(owner[key].data_ptr() for _, owner, key in self._places)
+        self.seals = self._sealed()
         self._likenesses = list(map(_likeness, self.slots[0].inputs))
         self._sealed_training = self.module.training
         self.capture_seconds = time.perf_counter() - began
@@ -409,34 +404,28 @@ class Stage:
         work = works[kind]
         return GraphRecording(work, slot.pool, side) if self.capture == "graph" else HostRecording(work)
 
-    def _sealed_places(self) -> list[tuple[str, dict[str, Any], str]]:
-        """(name, dictionary, key) of every tensor whose address graphs hold: looked up anew at each launch, so that one
-        that was exchanged is found, too."""
-        found: list[tuple[str, dict[str, Any], str]] = []
+    def _sealed(self) -> tuple[Seal, Seal]:
+        """Seals of what a forward and an input gradient touch, and of that and what deposits go to."""
+        found: list[Place] = []
         for prefix, module in self.module.named_modules():
             path = ".".join(part for part in (self.name, prefix) if part)
             for owner in (module._parameters, module._buffers):
                 found += [(f"{path}.{key}", owner, key) for key, tensor in owner.items() if tensor is not None]
+        into: list[Place] = []
         if self.accumulate:
             self.main_grads()
-            found += [(f"main_grad of {n}", p.__dict__, "main_grad") for n, p in zip(self.names, self.parameters)]
-        return found
+            into = [(f"main_grad of {n}", p.__dict__, "main_grad") for n, p in zip(self.names, self.parameters)]
+        return Seal(found), Seal(found + into)
 
-    def moved(self) -> Optional[tuple[str, int, int]]:
-        """(name, address that was captured, address now) of a tensor that moved since; None: all are as they were."""
+    def moved(self, kind: str = "B") -> Optional[tuple[str, int, int]]:
+        """(name, address that was captured, address now) of a tensor that moved since and that the action touches."""
         if not self.capture:
             return None
-        try:  # asked at every replay, so without a loop of Python's
-            if tuple(map(_address, map(_get, self._owners, self._keys))) == self._seal:
-                return None
-        except TypeError:  # something is None, or no tensor
-            pass
-        for (name, owner, key), then in zip(self._places, self._seal):
-            tensor: Any = owner.get(key)
-            now = 0 if tensor is None else tensor.data_ptr()
-            if now != then:
-                return name, then, now
-        return None
+        return self.seals[kind in "WB"].moved()
+
+    def begin_step(self) -> None:
+        """All forwards and backwards from here on are of one version of the weights."""
+        self.step_weights = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         return (self.commits, *map(_version, self.parameters))
