@@ -5,7 +5,8 @@ A mutant is one change in one line of the ledger, of programs and traces and the
 operator, a constant, or a statement left out. Lines are left alone that only our own bugs (QE_ASSERT) or a lack of
 memory (make check-faults) can reach, or that give memory back (make check-sanitize). A mutant that does not compile is
 none. It is killed when a test of tests/unit/core fails, crashes or does not end. Survivors are printed with what was
-changed: some of them change nothing that can be seen.
+changed. Those that change nothing that a test without sanitizers could see stand in equivalent.txt with the reason;
+they are not tried, and count apart.
 
     mutants.py [--count 100] [--seed 1] [--least 0.9] [--only src/core/ledger.c]
 """
@@ -30,10 +31,31 @@ SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" 
          (" && ", " || "), (" || ", " && "), (" + ", " - "), (" - ", " + "), ("++", "--"), (" += ", " -= "),
          (" |= ", " &= "), (" & ", " | "), ("return 0;", "return 1;"), ("return 1;", "return 0;"), (" = 1;", " = 0;"),
          (" = 0;", " = 1;"), (" ? ", " == 0 ? "), ("if (", "if (1 || "), ("if (", "if (0 && ")]
+LEFT_OUT = "(left out)"
 # Images and assertions for tests, and what other rooms use and test.
 ELSEWHERE = {"src/core/" + name for name in ["ledger_valid.c", "op.c", "op_layout.c", "order.c", "recipe.c"]}
 UNTOUCHED = re.compile(r"QE_ASSERT|QE_STATIC_ASSERT|NULL|QE_ERROR_MEMORY|^\s*(//|/?\*|#)|^\S*static const|"
                        r"qe_error_set|put\(|free\(|_deinit\(|_destroy\(|QE_LEDGER_VALID")
+
+
+def line_of(path, number):
+    return open(path).read().split("\n")[number].strip()
+
+
+def equivalent_mutants():
+    """Entries `FILE`, `- line`, `+ changed line`, long ones going on behind two blanks; `# ...` is a reason."""
+    entries, path = [], ""
+    with open("tests/mutants/equivalent.txt", encoding="utf-8") as file:
+        for text in file.read().split("\n"):
+            if text.startswith("src/"):
+                path = text
+            elif text.startswith("- "):
+                entries.append([path, text[2:]])
+            elif text.startswith("+ "):
+                entries[-1].append("" if text[2:] == LEFT_OUT else text[2:])
+            elif text.startswith("  "):
+                entries[-1][-1] += text[1:]
+    return {tuple(entry) for entry in entries}
 
 
 def mutants_of(path):
@@ -119,6 +141,9 @@ def main():
     arguments = parser.parse_args()
     everything = [(path, *change) for path in sorted(set(glob.glob("src/core/*.c")) - ELSEWHERE)
                   for change in mutants_of(path) if arguments.only in ("", path)]
+    gone = equivalent_mutants() - {(path, line_of(path, number), line.strip()) for path, number, line in everything}
+    if gone and not arguments.only:
+        sys.exit(f"mutants: equivalent.txt tells of lines that are not there: {sorted(gone)[0]}")
     random.Random(arguments.seed).shuffle(everything)
     folder = tempfile.mkdtemp()
     try:
@@ -131,10 +156,14 @@ def measure(bench, everything, arguments):
     broken = bench.killer(bench.objects)
     if broken is not None:
         return f"mutants: {broken} fails without a mutant"
-    killed, tried, by_test = 0, 0, {}
+    killed, tried, equivalent, by_test = 0, 0, 0, {}
+    known = equivalent_mutants()
     for path, number, line in everything:
         if tried == arguments.count:
             break
+        if (path, line_of(path, number), line.strip()) in known:
+            equivalent += 1
+            continue
         killer = bench.try_mutant(path, number, line)
         if killer == "invalid":
             continue
@@ -142,10 +171,11 @@ def measure(bench, everything, arguments):
         killed += killer is not None
         by_test[killer] = by_test.get(killer, 0) + 1
         if killer is None:
-            change = line.strip() or "(left out)"
+            change = line.strip() or LEFT_OUT
             print(f"{tried - killed} of {tried} survive: {path}:{number + 1}: {change}", flush=True)
     told = ", ".join(f"{test} {count}" for test, count in by_test.items() if test)
-    print(f"mutants: {killed} of {tried} killed ({killed / tried:.1%}) of {len(everything)}; first by {told}")
+    print(f"mutants: {killed} of {tried} killed ({killed / tried:.1%}) of {len(everything)}; {equivalent} more are "
+          f"equivalent; first by {told}")
     return 0 if killed >= arguments.least * tried else f"mutants: fewer than {arguments.least:.0%}"
 
 

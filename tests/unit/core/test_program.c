@@ -49,12 +49,23 @@ static void what_refers_to_nothing_is_refused(void **state) {
         {.name = "x", .kind = QE_OBJECT_CACHE, .weight = SLOT, .scale = SCALE},
         {.name = "x", .kind = QE_OBJECT_CACHE, .weight = QE_NONE, .scale = SCALE},
         {.name = "x", .kind = QE_OBJECT_CACHE, .weight = WEIGHT, .scale = SLOT},
+        {.name = "x", .kind = QE_OBJECT_CACHE, .weight = WEIGHT, .scale = BUFFER + 1}, /* itself */
         {.name = "x", .kind = QE_OBJECT_GRAD, .weight = 99},
+        {.name = "x", .kind = QE_OBJECT_GRAD, .weight = BUFFER + 1},
+        {.name = "x", .kind = QE_OBJECT_GRAD, .weight = SCALE},
+        {.name = "x", .kind = QE_OBJECT_BUFFER, .counter = QE_BUFFER_ABSENT + 1},
+        {.name = "x", .kind = QE_OBJECT_BUFFER, .address = UINT64_MAX, .bytes = 1},
+        {.name = "x", .kind = QE_OBJECT_SLOT, .address = UINT64_MAX - 1, .bytes = 2},
     };
     static const qe_item items[] = {
         {.kind = QE_ITEM_KINDS},
         {.kind = QE_ITEM_OP, .stream = 4},
         {.kind = QE_ITEM_OP, .label = 99},
+        {.kind = QE_ITEM_OP, .label = 10}, /* as many as there are */
+        {.kind = QE_ITEM_DESTROY, .event = 3},
+        {.kind = QE_ITEM_WAIT, .stream = 4},
+        {.kind = QE_ITEM_RECORD, .stream = 4},
+        {.kind = QE_ITEM_SYNC_STREAM, .stream = 4},
         {.kind = QE_ITEM_RECORD, .event = 3},
         {.kind = QE_ITEM_WAIT, .event = QE_NONE},
         {.kind = QE_ITEM_SYNC_EVENT, .event = 3},
@@ -62,6 +73,8 @@ static void what_refers_to_nothing_is_refused(void **state) {
     };
     qe_program program;
     make_right_program(&program);
+    assert_int_equal(program.label_count, 10);
+    assert_int_equal(program.object_count, BUFFER + 1);
     qe_program before = copy_of(&program);
     qe_error error;
     for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
@@ -70,6 +83,21 @@ static void what_refers_to_nothing_is_refused(void **state) {
     }
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++)
         assert_int_equal(qe_program_add_item(&program, &items[i], NULL, 0, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_stream(&program, "x", (qe_stream_role)9, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_stream(&program, "", QE_STREAM_COMM, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_program_add_label(&program, "", NULL, &error), QE_ERROR_ARGUMENT);
+    qe_item of_no_rank = {.kind = QE_ITEM_SYNC_DEVICE, .rank = QE_RANKS_MAX};
+    assert_int_equal(qe_program_add_item(&program, &of_no_rank, NULL, 0, NULL, &error), QE_ERROR_ARGUMENT);
+    assert_unchanged(&program, &before);
+    qe_program_deinit(&program);
+}
+
+static void what_acts_on_nothing_is_refused(void **state) {
+    (void)state;
+    qe_program program;
+    make_right_program(&program);
+    qe_program before = copy_of(&program);
+    qe_error error;
     qe_item op = {.kind = QE_ITEM_OP};
     qe_effect effects[QE_EFFECTS_MAX + 1] = {{.kind = QE_EFFECT_SCALE_USE, .object = SLOT}};
     assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
@@ -77,6 +105,10 @@ static void what_refers_to_nothing_is_refused(void **state) {
     assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
     effects[0] = (qe_effect){.kind = QE_EFFECT_SCALE_USE, .object = 99};
     assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0].object = BUFFER + 1;
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
+    effects[0] = (qe_effect){.kind = QE_EFFECT_BUFFER_READ, .object = BUFFER, .end = 1, .rows = QE_ROWS_MAX + 1};
+    assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_LIMIT);
     assert_int_equal(qe_program_add_item(&program, &op, effects, QE_EFFECTS_MAX + 1, NULL, &error), QE_ERROR_LIMIT);
     qe_item record = {.kind = QE_ITEM_RECORD};
     assert_int_equal(qe_program_add_item(&program, &record, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
@@ -85,13 +117,8 @@ static void what_refers_to_nothing_is_refused(void **state) {
     assert_int_equal(qe_program_add_item(&program, &op, effects, 2, NULL, &error), QE_ERROR_ARGUMENT);
     effects[0] = (qe_effect){.kind = QE_EFFECT_GRAPH_LAUNCH, .object = WEIGHT};
     assert_int_equal(qe_program_add_item(&program, &op, effects, 1, NULL, &error), QE_ERROR_ARGUMENT);
-    qe_item of_no_rank = {.kind = QE_ITEM_SYNC_DEVICE, .rank = QE_RANKS_MAX};
-    assert_int_equal(qe_program_add_item(&program, &of_no_rank, NULL, 0, NULL, &error), QE_ERROR_ARGUMENT);
     qe_deposit deposit = {.object = WEIGHT};
     assert_int_equal(qe_program_add_deposit(&program, &deposit, &error), QE_ERROR_ARGUMENT);
-    assert_int_equal(qe_program_add_stream(&program, "x", (qe_stream_role)9, NULL, &error), QE_ERROR_ARGUMENT);
-    assert_int_equal(qe_program_add_stream(&program, "", QE_STREAM_COMM, NULL, &error), QE_ERROR_ARGUMENT);
-    assert_int_equal(qe_program_add_label(&program, "", NULL, &error), QE_ERROR_ARGUMENT);
     assert_unchanged(&program, &before);
     qe_program_deinit(&program);
 }
@@ -121,13 +148,32 @@ static void a_copy_is_equal_grows_by_itself_and_outlives_its_origin(void **state
     (void)state;
     qe_program program, copy, none;
     make_right_program(&program);
+    for (uint32_t mb = 0; mb < 2; mb++)
+        assert_int_equal(qe_program_add_deposit(&program, &(qe_deposit){GRAD, mb, 0}, NULL), QE_OK);
     qe_program_init(&copy);
     assert_int_equal(qe_program_copy(&program, &copy, NULL), QE_OK);
     assert_memory_equal(copy.items, program.items, program.item_count * sizeof *copy.items);
     assert_memory_equal(copy.effects, program.effects, program.effect_count * sizeof *copy.effects);
     assert_int_equal(copy.event_count, program.event_count);
+    assert_int_equal(copy.item_count, program.item_count);
+    assert_int_equal(copy.effect_count, program.effect_count);
+    assert_int_equal(copy.label_count, program.label_count);
+    assert_int_equal(copy.stream_count, program.stream_count);
+    assert_int_equal(copy.object_count, program.object_count);
+    assert_int_equal(copy.deposit_count, 2);
+    assert_memory_equal(copy.objects, program.objects, program.object_count * sizeof *copy.objects);
+    assert_memory_equal(copy.streams, program.streams, program.stream_count * sizeof *copy.streams);
+    assert_memory_equal(copy.labels, program.labels, program.label_count * sizeof *copy.labels);
+    assert_memory_equal(copy.deposits, program.deposits, 2 * sizeof *copy.deposits);
     must_add_object(&copy, (qe_object){.name = "more", .kind = QE_OBJECT_GRAPH, .weight = QE_NONE, .scale = QE_NONE});
     assert_int_equal(copy.object_count, program.object_count + 1);
+    for (uint32_t mb = 2; mb < 40; mb++) {
+        assert_int_equal(qe_program_add_deposit(&copy, &(qe_deposit){GRAD, mb, 0}, NULL), QE_OK);
+        OP(&copy, COMPUTE, mb, "more", SCALE_EFFECT(USE, 0));
+    }
+    assert_int_equal(program.deposit_count, 2);
+    assert_int_equal(copy.deposits[39].microbatch, 39);
+    assert_int_equal(copy.items[ITEM_COUNT + 37].microbatch, 39);
     qe_program_deinit(&program);
     assert_string_equal(copy.objects[SLOT].name, "X");
     assert_string_equal(copy.labels[0].text, "load");
@@ -135,6 +181,47 @@ static void a_copy_is_equal_grows_by_itself_and_outlives_its_origin(void **state
     qe_program_deinit(&copy);
     assert_int_equal(qe_program_copy(&none, &copy, NULL), QE_OK);
     assert_null(copy.objects);
+}
+
+static void what_lies_at_the_edge_is_taken(void **state) {
+    (void)state;
+    static const qe_object objects[] = {
+        {.name = "x", .kind = QE_OBJECT_BUFFER, .counter = QE_BUFFER_ABSENT, .address = UINT64_MAX - 1, .bytes = 1},
+        {.name = "x", .kind = QE_OBJECT_GRAD, .weight = QE_NONE},
+        {.name = "x", .kind = QE_OBJECT_CACHE, .weight = WEIGHT, .scale = QE_NONE},
+        {.name = "x", .kind = QE_OBJECT_RNG, .counter = UINT64_MAX},
+    };
+    static const qe_item items[] = {
+        {.kind = QE_ITEM_SYNC_DEVICE, .rank = QE_RANKS_MAX - 1, .stream = 99, .event = 99}, /* not its fields */
+        {.kind = QE_ITEM_SYNC_EVENT, .event = 2, .stream = 99},
+        {.kind = QE_ITEM_DESTROY, .event = 2, .stream = 99, .label = 99},
+        {.kind = QE_ITEM_SYNC_STREAM, .stream = 3, .event = 99},
+        {.kind = QE_ITEM_STEP_BEGIN, .stream = 99, .event = 99, .label = 99},
+        {.kind = QE_ITEM_STEP_END, .stream = 99, .event = 99},
+        {.kind = QE_ITEM_OP, .stream = 3, .label = 9, .event = 99},
+    };
+    qe_program program;
+    uint32_t index = 0;
+    make_right_program(&program);
+    for (uint32_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
+        assert_int_equal(qe_program_add_object(&program, &objects[i], &index, NULL), QE_OK);
+        assert_int_equal(index, BUFFER + 1 + i);
+    }
+    for (uint32_t i = 0; i < sizeof items / sizeof items[0]; i++) {
+        assert_int_equal(qe_program_add_item(&program, &items[i], NULL, 0, &index, NULL), QE_OK);
+        assert_int_equal(index, ITEM_COUNT + i);
+    }
+    qe_effect rows = {.kind = QE_EFFECT_BUFFER_WRITE, .object = BUFFER, .end = 1, .rows = QE_ROWS_MAX};
+    qe_effect none = {.kind = QE_EFFECT_SLOT_ACQUIRE, .object = SLOT, .microbatch = QE_NONE}; /* no rows */
+    qe_item op = {.kind = QE_ITEM_OP};
+    assert_int_equal(qe_program_add_item(&program, &op, &rows, 1, NULL, NULL), QE_OK);
+    assert_int_equal(qe_program_add_item(&program, &op, &none, 1, NULL, NULL), QE_OK);
+    qe_effect most[QE_EFFECTS_MAX];
+    for (int i = 0; i < QE_EFFECTS_MAX; i++) most[i] = rows;
+    assert_int_equal(qe_program_add_item(&program, &op, most, QE_EFFECTS_MAX, &index, NULL), QE_OK);
+    assert_int_equal(program.items[index].effect_count, QE_EFFECTS_MAX);
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(qe_program_add_event(&program), 3 + i);
+    qe_program_deinit(&program);
 }
 
 static void a_launch_freezes_only_what_has_a_name(void **state) {
@@ -195,8 +282,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_program_grows_far_beyond_its_first_room),
         cmocka_unit_test(what_refers_to_nothing_is_refused),
+        cmocka_unit_test(what_acts_on_nothing_is_refused),
         cmocka_unit_test(names_that_do_not_fit_are_refused),
         cmocka_unit_test(a_copy_is_equal_grows_by_itself_and_outlives_its_origin),
+        cmocka_unit_test(what_lies_at_the_edge_is_taken),
         cmocka_unit_test(a_launch_freezes_only_what_has_a_name),
         cmocka_unit_test(effects_conflict_unless_both_read_or_both_record),
         cmocka_unit_test(ranges_conflict_only_where_they_meet),
