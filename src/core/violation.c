@@ -71,7 +71,7 @@ static uint32_t placed_at(const qe_program *program, uint32_t object, qe_object_
     for (uint32_t i = 0; i < program->object_count; i++) {
         const qe_object *other = &program->objects[i];
         int absent = kind == QE_OBJECT_BUFFER && other->counter == QE_BUFFER_ABSENT;
-        if (i == object || other->kind != kind || other->address != address || absent) continue;
+        if (other->kind != kind || other->address != address || absent) continue;
         if (overlap(other, one->address, one->address + one->bytes)) return i;
     }
     return QE_NONE;

@@ -217,6 +217,8 @@ static const bad_text bad_texts[] = {
     {HEAD "sync event e rank=64\n", HEAD_LINES + 1, 19, "`64`", "a number up to 63"},
     {HEAD "order g 0/65536\n", HEAD_LINES + 1, 11, "`65536`", "a use below 65536"},
     {HEAD "order g 4294967296\n", HEAD_LINES + 1, 9, "`4294967296`", "a contribution"},
+    {HEAD "op k on s : 5\n", HEAD_LINES + 1, 13, "`5`", "an effect such as slot.borrow"},
+    {HEAD "op k on s : weight.read w@0,5\n", HEAD_LINES + 1, 29, "`5`", "an attribute"},
     /* Words are parted by blanks. */
     {"qet 1\nstream\"s\" compute\n", 2, 7, "`\"s\"`", "a blank"},
     {"qet 1\nstream \"s\"compute\n", 2, 11, "`compute`", "a blank"},
@@ -276,7 +278,7 @@ static void bad_text_is_an_error_with_its_place(void **state) {
 static void zero_bytes_and_long_lines_are_refused(void **state) {
     (void)state;
     qe_program program;
-    qe_error error;
+    qe_error error = {0};
     static const char zero[] = "qet 1\nslot \0X\n";
     assert_int_equal(read_text(zero, sizeof zero - 1, &program, &error), QE_ERROR_FORMAT);
     assert_int_equal(error.line, 2);
@@ -288,7 +290,22 @@ static void zero_bytes_and_long_lines_are_refused(void **state) {
     memcpy(text, "qet 1\nslot ", 11);
     assert_int_equal(read_text(text, LONG, &program, &error), QE_ERROR_FORMAT);
     assert_int_equal(error.line, 2);
-    assert_non_null(strstr(error.message, "longer than"));
+    assert_non_null(strstr(error.message, "longer than 65535 bytes"));
+    /* The longest line, and one byte more; the longest name that is none, and a word without end. */
+    memcpy(text, "qet 1\n#", 7);
+    for (int more = 0; more < 2; more++) {
+        text[6 + 65535 + more] = '\n';
+        assert_int_equal(read_text(text, 6 + 65535 + (size_t)more + 1, &program, &error),
+                         more ? QE_ERROR_FORMAT : QE_OK);
+        text[6 + 65535 + more] = 'x';
+        if (!more) qe_program_deinit(&program);
+    }
+    assert_int_equal(error.column, 65536);
+    memcpy(text, "qet 1\nx", 7);
+    text[6 + 65535] = '\n';
+    assert_int_equal(read_text(text, 6 + 65535 + 1, &program, &error), QE_ERROR_FORMAT);
+    assert_int_equal(error.column, 1);
+    assert_non_null(strstr(error.message, "expected op, record"));
     free(text);
 }
 

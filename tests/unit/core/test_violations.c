@@ -63,6 +63,9 @@ static void check(const told *expected) {
     if (qe_trace_read(file, path, &program, &error) != QE_OK) fail_msg("%s:%u %s", path, error.line, error.message);
     fclose(file);
     assert_int_equal(qe_program_judge(&program, &violations, &error), QE_CONTRACT);
+    snprintf(text, sizeof text, "%u breaches of contract; the first is %s", violations.total,
+             qe_rule_id(expected->rule));
+    assert_string_equal(error.message, text);
     const qe_violation *first = &violations.record[0];
     qe_violation_text(first, &program, text, sizeof text);
     print_message("    %s\n", text);
@@ -256,6 +259,12 @@ static void what_only_a_trace_may_hold_is_refused_by_a_ledger(void **state) {
     qe_program program;
     qe_ledger *ledger;
     make_right_program(&program);
+    program.streams[CALLER].order = QE_STREAM_LEGACY; /* the first stream */
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_ERROR_UNSUPPORTED);
+    program.streams[CALLER].order = QE_STREAM_SEPARATE;
+    program.streams[HOST].rank = 1; /* the last one */
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_ERROR_UNSUPPORTED);
+    program.streams[HOST].rank = 0;
     program.streams[COMPUTE].order = QE_STREAM_BLOCKING;
     assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_ERROR_UNSUPPORTED);
     program.streams[COMPUTE].order = QE_STREAM_SEPARATE;
