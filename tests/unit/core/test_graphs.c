@@ -203,11 +203,12 @@ static void a_recording_that_an_op_begins_beside_other_effects_is_known_when_a_s
     assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
     assert_int_equal(qe_ledger_certify(ledger, &violations, NULL), QE_OK);
     qe_item wait = {.kind = QE_ITEM_WAIT, .stream = ON_COMPUTE, .event = OUTSIDE, .microbatch = QE_NONE};
-    for (uint32_t issued = 1; issued <= 3; issued++) {
+    static const uint32_t issued[] = {1, 2, 1, 3}; /* a step that is given up takes its recording with it */
+    for (size_t step = 0; step < sizeof issued / sizeof issued[0]; step++) {
         qe_ledger_step_begin(ledger);
-        for (uint32_t i = 0; i < issued; i++) assert_int_equal(qe_ledger_issue(ledger, i, &violations), QE_OK);
+        for (uint32_t i = 0; i < issued[step]; i++) assert_int_equal(qe_ledger_issue(ledger, i, &violations), QE_OK);
         qe_status status = qe_ledger_submit(ledger, &wait, NULL, QE_NONE, &violations);
-        assert_int_equal(status, issued == 2 ? QE_CONTRACT : QE_OK);
+        assert_int_equal(status, issued[step] == 2 ? QE_CONTRACT : QE_OK);
         if (status == QE_CONTRACT) assert_int_equal(violations.record[0].rule, QE_RULE_SYNC_CAPTURE);
         qe_ledger_step_abort(ledger);
     }

@@ -357,6 +357,62 @@ static void what_a_certified_step_wrote_is_written_in_the_next_one(void **state)
     qe_program_deinit(&program);
 }
 
+static void an_event_of_the_step_before_has_no_record(void **state) {
+    (void)state;
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    qe_ledger *ledger = certify(&program);
+    qe_item record = {.kind = QE_ITEM_RECORD, .stream = SEND, .event = 2, .microbatch = QE_NONE}, wait = record;
+    wait.kind = QE_ITEM_WAIT;
+    wait.stream = COMPUTE;
+    for (int step = 0; step < 2; step++) {
+        qe_ledger_step_begin(ledger);
+        assert_int_equal(qe_ledger_submit(ledger, &wait, NULL, QE_NONE, &violations), QE_CONTRACT);
+        assert_int_equal(violations.record[0].rule, QE_RULE_SYNC_EVENT);
+        assert_int_equal(qe_ledger_submit(ledger, &record, NULL, QE_NONE, &violations), QE_OK);
+        assert_int_equal(qe_ledger_submit(ledger, &wait, NULL, QE_NONE, &violations), QE_OK);
+        qe_ledger_step_abort(ledger);
+    }
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
+/* Nobody knows what an observed breach left: caches are empty, slots free, weights of new versions. */
+static void a_step_that_was_observed_leaves_nothing_to_be_trusted(void **state) {
+    (void)state;
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    qe_ledger *ledger = certify(&program);
+    qe_ledger_observe(ledger);
+    qe_item item = {.kind = QE_ITEM_OP, .stream = COMPUTE, .effect_count = 1, .microbatch = QE_NONE};
+    qe_effect stale = WEIGHT_EFFECT(READ, 9), acquire = SLOT_EFFECT(ACQUIRE, 1, 0, 0);
+    run_step(ledger, program.item_count);
+    assert_int_equal(qe_ledger_counter(ledger, WEIGHT), 1);
+    assert_int_equal(qe_ledger_observed(ledger), 0);
+    assert_true(ledger->state[CACHE].word != 0); /* a right step leaves what it made */
+    qe_ledger_step_begin(ledger);
+    assert_int_equal(qe_ledger_submit(ledger, &item, &stale, QE_NONE, &violations), QE_CONTRACT);
+    assert_int_equal(qe_ledger_submit(ledger, &item, &acquire, QE_NONE, &violations), QE_OK);
+    assert_int_equal(qe_ledger_observed(ledger), 1);
+    assert_int_equal(qe_ledger_step_end(ledger, &violations), QE_CONTRACT); /* the slot, and the gradient */
+    assert_int_equal(violations.total, 2);
+    assert_int_equal(qe_ledger_counter(ledger, WEIGHT), 2);
+    assert_int_equal(ledger->state[CACHE].word, 0);
+    assert_int_equal(ledger->state[SLOT].word, 0);
+    qe_ledger_step_begin(ledger);
+    assert_int_equal(qe_ledger_submit(ledger, &item, &stale, QE_NONE, &violations), QE_CONTRACT);
+    for (uint32_t i = 0; i < program.item_count; i++)
+        assert_int_equal(qe_ledger_issue(ledger, i, &violations), QE_OK);
+    assert_int_equal(qe_ledger_step_end(ledger, &violations), QE_OK);
+    assert_int_equal(qe_ledger_counter(ledger, WEIGHT), 3); /* its commit made the new version */
+    assert_int_equal(ledger->state[CACHE].word, 0);
+    run_step(ledger, program.item_count);
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 /* Behind a write of the whole buffer: some bytes that an op reads it wrote itself, the others it did not. */
 static void where_the_own_writes_of_an_op_begin_and_end_counts(void **state) {
     (void)state;
@@ -472,6 +528,8 @@ int main(void) {
         cmocka_unit_test(what_changes_between_steps_empties_caches_and_only_rises),
         cmocka_unit_test(what_changes_beside_a_step_is_known_in_the_next_one),
         cmocka_unit_test(what_a_certified_step_wrote_is_written_in_the_next_one),
+        cmocka_unit_test(an_event_of_the_step_before_has_no_record),
+        cmocka_unit_test(a_step_that_was_observed_leaves_nothing_to_be_trusted),
         cmocka_unit_test(where_the_own_writes_of_an_op_begin_and_end_counts),
         cmocka_unit_test(all_breaches_of_a_program_are_told_when_it_is_certified),
         cmocka_unit_test(a_submission_that_names_nothing_real_is_an_argument_error),
