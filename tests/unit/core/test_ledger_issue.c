@@ -357,6 +357,44 @@ static void what_a_certified_step_wrote_is_written_in_the_next_one(void **state)
     qe_program_deinit(&program);
 }
 
+/* The order of a gradient's deposits is the program's own, from its very first effect on. */
+static void the_first_and_the_last_effect_of_a_program_count_in_its_orders(void **state) {
+    (void)state;
+    enum { FIRST_GRAD, LAST_GRAD };
+    qe_program program;
+    qe_violations violations;
+    qe_program_init(&program);
+    for (int i = 0; i < 2; i++)
+        must_add_object(&program, (qe_object){.name = "g", .kind = QE_OBJECT_GRAD, .weight = QE_NONE, .due = 2});
+    assert_int_equal(qe_program_add_stream(&program, "s", QE_STREAM_COMPUTE, NULL, NULL), QE_OK);
+#define CONTRIBUTION(which, mb, sets) \
+    {.kind = QE_EFFECT_GRAD_DEPOSIT, .object = which, .microbatch = mb, .write = sets}
+    OP(&program, 0, 1, "w", CONTRIBUTION(FIRST_GRAD, 1, 1));
+    OP(&program, 0, 0, "w", CONTRIBUTION(FIRST_GRAD, 0, 0), CONTRIBUTION(LAST_GRAD, 3, 1));
+    OP(&program, 0, 2, "w", CONTRIBUTION(LAST_GRAD, 2, 0));
+    qe_ledger *ledger;
+    assert_int_equal(qe_ledger_create(&program, &ledger, NULL), QE_OK);
+    qe_item item = {.kind = QE_ITEM_OP, .effect_count = 1, .microbatch = QE_NONE};
+    static const uint32_t order[2][2] = {{1, 0}, {3, 2}};
+    for (uint32_t grad = FIRST_GRAD; grad <= LAST_GRAD; grad++) {
+        qe_ledger_step_begin(ledger);
+        qe_effect effect = CONTRIBUTION(grad, order[grad][1], 1);
+        assert_int_equal(qe_ledger_submit(ledger, &item, &effect, QE_NONE, &violations), QE_CONTRACT);
+        assert_int_equal(violations.record[0].rule, QE_RULE_GRAD_ORDER);
+        assert_int_equal(violations.record[0].expected, order[grad][0]);
+        for (uint32_t i = 0; i < 2; i++) {
+            effect = (qe_effect)CONTRIBUTION(grad, order[grad][i], i == 0);
+            assert_int_equal(qe_ledger_submit(ledger, &item, &effect, QE_NONE, &violations), QE_OK);
+        }
+        effect.microbatch = 7;
+        assert_int_equal(qe_ledger_submit(ledger, &item, &effect, QE_NONE, &violations), QE_CONTRACT);
+        assert_int_equal(violations.record[0].expected, QE_NONE);
+        qe_ledger_step_abort(ledger);
+    }
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 static void an_event_of_the_step_before_has_no_record(void **state) {
     (void)state;
     qe_program program;
@@ -528,6 +566,7 @@ int main(void) {
         cmocka_unit_test(what_changes_between_steps_empties_caches_and_only_rises),
         cmocka_unit_test(what_changes_beside_a_step_is_known_in_the_next_one),
         cmocka_unit_test(what_a_certified_step_wrote_is_written_in_the_next_one),
+        cmocka_unit_test(the_first_and_the_last_effect_of_a_program_count_in_its_orders),
         cmocka_unit_test(an_event_of_the_step_before_has_no_record),
         cmocka_unit_test(a_step_that_was_observed_leaves_nothing_to_be_trusted),
         cmocka_unit_test(where_the_own_writes_of_an_op_begin_and_end_counts),
