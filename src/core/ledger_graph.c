@@ -8,7 +8,10 @@
 #include "core/effect.h"
 #include "core/ledger_state.h"
 
-enum { FIRST_CAPACITY = 16 }; /* a power of two, as all later sizes */
+enum {
+    FIRST_CAPACITY = 16, /* a power of two, as all later sizes */
+    ROOM_KEPT = 4096,    /* effects: a graph that is captured in every step takes no memory after its second time */
+};
 
 qe_status qe_graph_open(qe_ledger *ledger, qe_error *error_out) {
     if (!ledger->foreign) return QE_OK;
@@ -145,9 +148,23 @@ static uint64_t advance_of(const qe_effect *effect) {
            effect->kind == QE_EFFECT_WEIGHT_COMMIT;
 }
 
-qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect) {
+static void count_copies(qe_ledger *ledger, qe_recorded *record, uint32_t copied) {
+    ledger->copied += copied;
+    ledger->copied -= record->copied;
+    record->copied = copied;
+}
+
+static void empty(qe_ledger *ledger, qe_recorded *record) {
+    count_copies(ledger, record, 0);
+    record->count = 0;
+}
+
+qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect, int copied) {
     qe_recorded *record = &ledger->records[ledger->stream_origin[stream]];
-    if (record->count == QE_GRAPH_EFFECTS_MAX) return QE_ERROR_LIMIT;
+    int copies = copied && ledger->copied == (uint64_t)QE_GRAPH_COPIES_MAX + ledger->program->effect_count;
+    ledger->excess = copies ? QE_EXCESS_COPIES : QE_EXCESS_GRAPH;
+    if (copies || record->count == QE_GRAPH_EFFECTS_MAX) return QE_ERROR_LIMIT;
+    if (copied) count_copies(ledger, record, record->copied + 1);
     if (record->count == record->capacity) {
         uint32_t capacity = record->capacity > 0 ? 2 * record->capacity : FIRST_CAPACITY;
         qe_effect *grown = realloc(record->effects, (size_t)capacity * sizeof *grown);
@@ -173,13 +190,17 @@ void qe_graph_await(qe_judgement *judgement) {
     }
 }
 
-/* What was recorded becomes what launches replay; both keep their room. */
+/* What was recorded becomes what launches replay. Both keep their room, where it is not a large one. */
 static void seal(qe_ledger *ledger, uint32_t stream, uint32_t index) {
     qe_recorded *record = &ledger->records[ledger->stream_origin[stream]];
     qe_recorded before = ledger->graphs[index].sealed;
     ledger->graphs[index].sealed = *record;
     *record = before;
-    record->count = 0;
+    empty(ledger, record);
+    if (record->capacity > ROOM_KEPT) {
+        free(record->effects);
+        *record = (qe_recorded){0};
+    }
     ledger->ended_recording = ledger->stream_recording[stream];
     forget_lists(ledger);
 }
@@ -194,7 +215,7 @@ void qe_graph_finish(qe_judgement *judgement) {
         int captures = effect->kind == QE_EFFECT_GRAPH_CAPTURE, runs = judgement->recording == 0;
         if (effect->kind == QE_EFFECT_GRAPH_LAUNCH && runs) graph->launched = judgement->clock;
         if (captures && !runs) seal(ledger, stream, graph_index(ledger, effect->object));
-        else if (captures) graph->sealed.count = 0; /* handed over whole: nobody told what is in it */
-        if (effect->kind == QE_EFFECT_GRAPH_BEGIN && runs) ledger->records[stream].count = 0;
+        else if (captures) empty(ledger, &graph->sealed); /* handed over whole: nobody told what is in it */
+        if (effect->kind == QE_EFFECT_GRAPH_BEGIN && runs) empty(ledger, &ledger->records[stream]);
     }
 }

@@ -232,6 +232,18 @@ static qe_status judge_items(qe_ledger *ledger, qe_violations *violations, uint3
     return violations->total > 0 ? QE_CONTRACT : QE_OK;
 }
 
+static qe_status refuse_excess(qe_excess excess, uint32_t line, qe_error *error_out) {
+    if (excess == QE_EXCESS_ROWS)
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "name the bytes of a matrix from the first to the last",
+                            "line %u: rows split bytes into more pieces than are followed", line);
+    if (excess == QE_EXCESS_COPIES)
+        return qe_error_set(error_out, QE_ERROR_LIMIT, "launch the graphs one after the other",
+                            "line %u: graphs that hold more than %d effects of other graphs", line,
+                            QE_GRAPH_COPIES_MAX);
+    return qe_error_set(error_out, QE_ERROR_LIMIT, "split the graph", "line %u: a graph of more than %d effects", line,
+                        QE_GRAPH_EFFECTS_MAX);
+}
+
 qe_status qe_program_judge(const qe_program *program, qe_violations *violations_out, qe_error *error_out) {
     QE_ASSERT(program != NULL);
     QE_ASSERT(violations_out != NULL);
@@ -243,13 +255,12 @@ qe_status qe_program_judge(const qe_program *program, qe_violations *violations_
     ledger->order_valid = 1;
     uint32_t line = 0;
     qe_status status = judge_items(ledger, violations_out, &line);
+    qe_excess excess = ledger->excess;
     qe_ledger_destroy(ledger);
     if (status == QE_CONTRACT)
         return qe_error_set(error_out, status, NULL, "%u breaches of contract; the first is %s", violations_out->total,
                             qe_rule_id(violations_out->record[0].rule));
-    if (status == QE_ERROR_LIMIT)
-        return qe_error_set(error_out, status, "split the graph", "line %u: a graph of more than %d effects", line,
-                            QE_GRAPH_EFFECTS_MAX);
+    if (status == QE_ERROR_LIMIT) return refuse_excess(excess, line, error_out);
     if (status != QE_OK) return qe_error_set(error_out, status, NULL, "no memory to judge the program");
     return QE_OK;
 }

@@ -39,6 +39,15 @@ static qe_status reserve_pool(qe_ledger *ledger, uint32_t more) {
     return grow_pool(ledger, doubled > wanted ? doubled : wanted);
 }
 
+/* Whether rows may split so many more. What else splits is two for each effect; rows are thousands in one line. */
+static int may_split_rows(const qe_ledger *ledger, uint32_t more) {
+    uint64_t effects = ledger->program->effect_count, kib = 1024;
+    uint64_t bytes = QE_ROWS_MIB_MAX * kib * kib + effects * QE_ROWS_EFFECT_KIB_MAX * kib;
+    uint64_t range_bytes = sizeof(qe_range) + ledger->stream_count * sizeof(qe_access);
+    uint64_t most = bytes / range_bytes + SPLITS_PER_EFFECT * effects + ledger->object_count;
+    return ledger->pool_free_count >= more || (uint64_t)ledger->pool_capacity + more <= most;
+}
+
 /* A node stands above those of a lower rank. */
 static uint32_t rank_of(uint32_t id) {
     uint32_t hash = (id + 1) * 0x9e3779b1u;
@@ -128,10 +137,14 @@ static uint32_t count_splits(const qe_ledger *ledger, const qe_effect *effect, u
         if (effect->kind != QE_EFFECT_BUFFER_TAKE && effect->kind != QE_EFFECT_BUFFER_DROP) return 0;
     }
     if (qe_effect_reach(effect) > ledger->program->objects[effect->object].bytes) return 0;
-    if (has_gaps(effect)) return SPLITS_PER_EFFECT * effect->rows;
     const qe_range_list *list = list_of(ledger, effect, recording);
-    span bytes = row_of(ledger, effect, 0);
-    return (is_border(ledger, list, bytes.begin) ? 0u : 1u) + (is_border(ledger, list, bytes.end) ? 0u : 1u);
+    uint32_t rows = rows_of(effect), splits = 0;
+    if (rows > 1 && ledger->pool_free_count >= SPLITS_PER_EFFECT * rows) return SPLITS_PER_EFFECT * rows; /* at most */
+    for (uint32_t row = 0; row < rows; row++) {
+        span bytes = row_of(ledger, effect, row);
+        splits += (is_border(ledger, list, bytes.begin) ? 0u : 1u) + (is_border(ledger, list, bytes.end) ? 0u : 1u);
+    }
+    return splits;
 }
 
 static int is_buffer(const qe_ledger *ledger, const qe_effect *effect) {
@@ -140,10 +153,16 @@ static int is_buffer(const qe_ledger *ledger, const qe_effect *effect) {
 
 qe_status qe_range_reserve(qe_ledger *ledger, const qe_effect *effects, uint32_t count, uint32_t recording) {
     uint32_t splits = 0;
+    int rows = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (!is_buffer(ledger, &effects[i])) continue;
+        rows = rows || has_gaps(&effects[i]);
         if (recording != 0) QE_TRY(qe_graph_reserve_list(ledger, recording, ledger->space[effects[i].object]));
         splits += count_splits(ledger, &effects[i], recording);
+    }
+    if (rows && !may_split_rows(ledger, splits)) {
+        ledger->excess = QE_EXCESS_ROWS;
+        return QE_ERROR_LIMIT;
     }
     return splits > 0 ? reserve_pool(ledger, splits) : QE_OK;
 }

@@ -76,7 +76,15 @@ typedef struct qe_range_list {
 typedef struct qe_recorded {
     qe_effect *effects;
     uint32_t count, capacity;
+    uint32_t copied; /* how many of them are of graphs that the recording launches */
 } qe_recorded;
+
+/* A limit that a program on its own ran into: a few lines must not take memory without end. */
+typedef enum qe_excess {
+    QE_EXCESS_GRAPH,  /* effects of one graph */
+    QE_EXCESS_COPIES, /* effects of graphs within graphs */
+    QE_EXCESS_ROWS    /* histories of bytes that rows split */
+} qe_excess;
 
 /* What a graph's launch does. */
 typedef struct qe_graph_record {
@@ -182,6 +190,8 @@ struct qe_ledger {
     uint32_t stream_origin[QE_PROGRAM_STREAMS_MAX]; /* the stream that the recording began on */
     qe_recorded records[QE_PROGRAM_STREAMS_MAX]; /* by origin: what the recording that goes on holds so far */
     uint32_t ended_recording; /* the one that ends with the op that is judged */
+    uint64_t copied;        /* of all graphs and recordings */
+    qe_excess excess;       /* behind QE_ERROR_LIMIT */
     uint32_t graph_count;
     qe_graph_record *graphs; /* [graph_count] ascending by object; only where a program is judged on its own */
     qe_recorded_space *recorded; /* [recorded_capacity] hash table of the recordings that go on */
@@ -220,6 +230,7 @@ typedef struct qe_judgement {
     uint32_t unordered; /* bit per effect that breaks a rule of order */
     uint32_t reused;    /* bit per effect on memory whose earlier users were not awaited */
     uint32_t recording; /* that the item's stream takes part in; 0: it runs */
+    int copies;         /* what is recorded comes from a graph that is launched within the recording */
     qe_clock clock;     /* what the item's stream knows when it runs */
     qe_violations *violations;
     uint32_t first_record; /* records of this submission begin here */
@@ -316,7 +327,7 @@ qe_range_list *qe_graph_list(const qe_ledger *ledger, uint32_t recording, uint32
 qe_status qe_graph_reserve_list(qe_ledger *ledger, uint32_t recording, uint32_t space);
 /* An effect of a recording, told from what the counters would be by then (qe_graph_relative), is kept. */
 void qe_graph_relative(const qe_ledger *ledger, uint32_t recording, qe_effect *effect);
-qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect);
+qe_status qe_graph_keep(qe_ledger *ledger, uint32_t stream, const qe_effect *effect, int copied);
 /* The same effect as a launch on behalf of `microbatch` does it now. */
 qe_effect qe_graph_launched(const qe_ledger *ledger, const qe_effect *recorded, uint32_t microbatch);
 const qe_recorded *qe_graph_content(const qe_ledger *ledger, uint32_t graph);

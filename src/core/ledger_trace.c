@@ -75,7 +75,7 @@ static qe_status record(qe_judgement *judgement, uint32_t effect_index) {
         qe_access_check(judgement, effect_index);
         if (!(judgement->bad & 1u << effect_index)) qe_access_apply(ledger, judgement, effect_index);
     }
-    return qe_graph_keep(ledger, judgement->item->stream, effect);
+    return qe_graph_keep(ledger, judgement->item->stream, effect, judgement->copies);
 }
 
 /* One effect of a launched graph in the place of the launch: it happens, or is recorded again in another graph. */
@@ -86,7 +86,9 @@ static qe_status replay(qe_judgement *judgement, const qe_effect *recorded) {
     qe_effect effect = runs ? qe_graph_launched(judgement->ledger, recorded, judgement->item->microbatch) : *recorded;
     judgement->effects = &effect;
     judgement->bad = judgement->unordered = judgement->reused = 0;
+    judgement->copies = !runs;
     qe_status status = runs ? happen(judgement, 0) : record(judgement, 0);
+    judgement->copies = 0;
     judgement->effects = effects;
     judgement->bad = bad;
     judgement->unordered = unordered;
