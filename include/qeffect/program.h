@@ -171,7 +171,7 @@ enum {
     QE_LABELS_MAX = 65536,     /* names of ops: a plan has some dozens */
     QE_ROWS_MAX = 4096,        /* of a strided range: a trace line must not cost more than a few ms */
     QE_GRAPH_EFFECTS_MAX = 1 << 20, /* of one graph: ten times the largest known; graphs in graphs grow by doubling */
-    QE_GRAPH_COPIES_MAX = 1 << 18,  /* that all graphs hold of graphs they launch; one more for each effect of a trace */
+    QE_GRAPH_COPIES_MAX = 1 << 18,  /* that graphs hold of graphs they launch; one more for each effect of a trace */
     QE_ROWS_MIB_MAX = 64,           /* histories of bytes that rows split in a trace: so much, and */
     QE_ROWS_EFFECT_KIB_MAX = 64,    /* so much more for each of its effects */
     QE_PROGRAM_MAX = 1u << 27, /* objects, items, effects or events of one program: indices stay far from QE_NONE */

@@ -8,13 +8,17 @@
 #include <unistd.h>
 
 #include "fuzz/readers.h"
+#include "qeffect/program.h"
 
-enum { BASE = 4 << 20 }; /* buffers of libraries, tables of a reader */
+enum {
+    BASE = 4 << 20,                                /* buffers of libraries, tables of a reader */
+    ROWS = 3 * (int)(QE_ROWS_MIB_MAX * (1u << 20)), /* that rows may take, and again while their room doubles */
+};
 
 /* For each byte of input: what a trace's shortest line makes is the most. */
 const fuzz_reader fuzz_readers[] = {
     {"config", fuzz_config, BASE, 256},     {"csv", fuzz_csv, BASE, 4096},
-    {"trace", fuzz_trace, BASE, 4096},      {"safetensors", fuzz_safetensors, BASE, 256},
+    {"trace", fuzz_trace, BASE + ROWS, 8192},      {"safetensors", fuzz_safetensors, BASE, 256},
     {"manifest", fuzz_manifest, BASE, 256}, {"data", fuzz_data, BASE, 16},
     {"times", fuzz_times, BASE, 256},       {"model", fuzz_model, BASE, 256},
     {"choices", fuzz_choices, BASE, 16},    {NULL, NULL, 0, 0},

@@ -395,6 +395,29 @@ static void the_first_and_the_last_effect_of_a_program_count_in_its_orders(void 
     qe_program_deinit(&program);
 }
 
+/* Departed submissions are held against each other where they act on versioned objects, too. */
+static void what_departed_on_two_streams_needs_an_edge(void **state) {
+    (void)state;
+    qe_program program;
+    qe_violations violations;
+    make_right_program(&program);
+    qe_ledger *ledger = certify(&program);
+    qe_effect record = SCALE_EFFECT(RECORD, 0), again = record, fill = CACHE_EFFECT(FILL, 3, 0, 0);
+    qe_effect use = CACHE_EFFECT(USE, 1, 0, 0);
+    qe_item on_send = {.kind = QE_ITEM_OP, .stream = SEND, .effect_count = 1, .microbatch = QE_NONE};
+    qe_item on_compute = on_send;
+    on_compute.stream = COMPUTE;
+    qe_ledger_step_begin(ledger);
+    assert_int_equal(qe_ledger_submit(ledger, &on_send, &record, QE_NONE, &violations), QE_OK);
+    assert_int_equal(qe_ledger_submit(ledger, &on_compute, &again, QE_NONE, &violations), QE_OK); /* they commute */
+    assert_int_equal(qe_ledger_submit(ledger, &on_send, &fill, QE_NONE, &violations), QE_OK);
+    assert_int_equal(qe_ledger_submit(ledger, &on_compute, &use, QE_NONE, &violations), QE_CONTRACT);
+    assert_int_equal(violations.record[0].rule, QE_RULE_SYNC_SIDE);
+    qe_ledger_step_abort(ledger);
+    qe_ledger_destroy(ledger);
+    qe_program_deinit(&program);
+}
+
 static void an_event_of_the_step_before_has_no_record(void **state) {
     (void)state;
     qe_program program;
@@ -567,6 +590,7 @@ int main(void) {
         cmocka_unit_test(what_changes_beside_a_step_is_known_in_the_next_one),
         cmocka_unit_test(what_a_certified_step_wrote_is_written_in_the_next_one),
         cmocka_unit_test(the_first_and_the_last_effect_of_a_program_count_in_its_orders),
+        cmocka_unit_test(what_departed_on_two_streams_needs_an_edge),
         cmocka_unit_test(an_event_of_the_step_before_has_no_record),
         cmocka_unit_test(a_step_that_was_observed_leaves_nothing_to_be_trusted),
         cmocka_unit_test(where_the_own_writes_of_an_op_begin_and_end_counts),
