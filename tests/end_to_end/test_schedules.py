@@ -151,6 +151,7 @@ class Schedules(Case):
         for command in (("check", "/dev/zero"), ("simulate", "/dev/zero"), ("schedule", "/dev/zero"),
                         ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "pipeline.schedule=/dev/zero")):
             self.refuse(ERROR, ["/dev/zero", "row 1, cell 1", "\\x00"], *command)
+        self.need_start(limit_memory)
         self.write("sparse.csv", "".join(f"{stage}F65535,{stage}B65535\n" for stage in range(4096)))
         done = self.run_program("schedule", "sparse.csv", "--format", "svg", preexec_fn=limit_memory)
         self.assertEqual((done.returncode, done.stdout), (CONTRACT, ""))

@@ -73,6 +73,7 @@ def limit_memory():
 class LittleMemory(Case):
     @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
     def test_a_limit_on_memory_below_what_openblas_takes_is_an_error_and_no_wait(self):
+        self.need_start(limit_memory)
         self.write_tiny()
         done = self.run_program("train", "tiny.yaml", preexec_fn=limit_memory)
         self.assertEqual(done.returncode, ERROR)
