@@ -332,7 +332,7 @@ static void thirty_two_stages_and_256_microbatches_take_less_than_ten_seconds_of
     qe_search_result found = searched(&request);
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
     print_message("32 stages, 256 microbatches: %u orders in %.2f s of a core\n", found.tried, seconds);
-#ifdef __OPTIMIZE__ /* the promise is of a build for use: counting lines, without optimisation, takes 20 times as long */
+#ifdef __OPTIMIZE__ /* the promise is of a build for use: counting lines takes 20 times as long */
     assert_true(seconds < 10);
 #endif
     qe_search_result_deinit(&found);
