@@ -18,6 +18,7 @@ extern "C" {
 
 enum {
     QE_SETTINGS_TEXT_BYTES = 512,       /* a path or a name, terminator included; as QE_ERROR_PATH_BYTES */
+    QE_SETTINGS_VALUE_BYTES = 6 * QE_SETTINGS_TEXT_BYTES, /* any value as it is written: \u00ff for a byte, quotes */
     QE_SETTINGS_KEYS_MAX = 64,          /* keys of the table; its end is checked by a test */
     QE_SETTINGS_FILE_BYTES_MAX = 1 << 20, /* a configuration is typed by a person; larger is the wrong file */
 };
@@ -142,7 +143,8 @@ qe_status qe_settings_check(const qe_settings *settings, qe_error *error_out);
 /* The table. Thread: any. */
 size_t qe_settings_count(void);
 qe_settings_description qe_settings_describe(size_t index);
-/* The value that settings hold for row `index`, as it would be written in a file; snprintf's conventions. */
+/* The value that settings hold for row `index`, as it would be written in a file; snprintf's conventions.
+ * QE_SETTINGS_VALUE_BYTES hold any. */
 int qe_settings_value_text(const qe_settings *settings, size_t index, char *text, size_t capacity);
 
 #ifdef __cplusplus

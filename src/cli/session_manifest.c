@@ -8,11 +8,9 @@
 #include "base/hash.h"
 #include "cli/checkpoints.h"
 
-enum { TEXT_BYTES = 2 * QE_SETTINGS_TEXT_BYTES }; /* a path in quotes, escaped */
-
 static qe_status add_settings(const qe_session *session, qe_facts *facts, qe_error *error_out) {
     for (size_t i = 0; i < qe_settings_count(); i++) {
-        char text[TEXT_BYTES];
+        char text[QE_SETTINGS_VALUE_BYTES];
         if (qe_settings_value_text(&session->settings, i, text, sizeof text) < 0)
             return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the settings");
         QE_TRY(qe_facts_add(facts, qe_settings_describe(i).key, text, error_out));
@@ -150,7 +148,7 @@ qe_status qe_run_name(char run_out[QE_DIGEST_BYTES], qe_error *error_out) {
 
 /* Texts are written in quotes, as in a file; --set takes them without. */
 static qe_status set_one(qe_settings *settings, const qe_fact *fact, qe_error *error_out) {
-    char assignment[TEXT_BYTES + 128];
+    char assignment[QE_SETTINGS_VALUE_BYTES + 128];
     json_t *text = fact->value[0] == '"' ? json_loads(fact->value, JSON_DECODE_ANY, NULL) : NULL;
     int length = snprintf(assignment, sizeof assignment, "%s=%s", fact->name,
                           text != NULL ? json_string_value(text) : fact->value);
@@ -206,7 +204,7 @@ static qe_status compare_settings(const qe_manifest *then, const qe_manifest *no
     QE_TRY(qe_manifest_settings(then, &before, error_out));
     QE_TRY(qe_manifest_settings(now, &after, error_out));
     for (size_t i = 0; i < qe_settings_count(); i++) {
-        char old_text[TEXT_BYTES], new_text[TEXT_BYTES];
+        char old_text[QE_SETTINGS_VALUE_BYTES], new_text[QE_SETTINGS_VALUE_BYTES];
         const char *key = qe_settings_describe(i).key;
         if (!decides(key, &before, &after)) continue;
         if (qe_settings_value_text(&before, i, old_text, sizeof old_text) < 0 ||

@@ -30,7 +30,7 @@ void fuzz_config(const uint8_t *bytes, size_t count) {
     error = (qe_error){0};
     fuzz_check_refusal(qe_settings_check(&settings, &error), &error);
     for (size_t i = 0; i < qe_settings_count(); i++) { /* each value is written as it is read */
-        char text[QE_SETTINGS_TEXT_BYTES * 4];
+        char text[QE_SETTINGS_VALUE_BYTES];
         qe_settings again = settings;
         int length = qe_settings_value_text(&settings, i, text, sizeof text);
         fuzz_check(length >= 0 && (size_t)length < sizeof text, "a value without a text");

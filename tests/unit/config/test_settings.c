@@ -470,6 +470,23 @@ static void every_value_written_as_text_reads_back_the_same(void **state) {
     assert_string_equal(again.data.path, "a \"b\" \\ \n\xC3\xA9");
 }
 
+static void the_longest_text_fits_where_values_are_written_and_reads_back(void **state) {
+    qe_settings settings, again;
+    char value[QE_SETTINGS_VALUE_BYTES], file[QE_SETTINGS_VALUE_BYTES + 64];
+    size_t path = 0;
+    while (strcmp(qe_settings_describe(path).key, "data.path") != 0) path++;
+    for (unsigned byte = 1; byte < 256; byte++) {
+        qe_settings_default(&settings);
+        memset(settings.data.path, (int)byte, sizeof settings.data.path - 1);
+        int length = qe_settings_value_text(&settings, path, value, sizeof value);
+        assert_in_range(length, sizeof settings.data.path + 1, sizeof value - 1);
+        if (byte >= 0x80) continue; /* not UTF-8: written as U+FFFD, which takes more bytes than there were */
+        snprintf(file, sizeof file, "data:\n  path: %s\n", value);
+        again = loaded(*state, file);
+        assert_string_equal(again.data.path, settings.data.path);
+    }
+}
+
 static char *read_file(const char *path) {
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
@@ -523,6 +540,7 @@ int main(void) {
         TEST(a_misfit_from_set_is_a_usage_error),
         TEST(long_and_strange_values_are_shown_short_and_clean),
         TEST(every_value_written_as_text_reads_back_the_same),
+        TEST(the_longest_text_fits_where_values_are_written_and_reads_back),
         TEST(the_documentation_lists_every_key_as_the_table_has_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
