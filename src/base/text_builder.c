@@ -90,15 +90,25 @@ static size_t utf8_bytes(const unsigned char *text) {
     return first == 0xF4 && text[1] > 0x8F ? 0 : bytes;
 }
 
+/* The code of a character that YAML allows in escaped form alone (1.2, section 5.1), or JSON does; 0: as it is. */
+static unsigned code_to_escape(const unsigned char *text, size_t bytes) {
+    if (bytes == 1) return text[0] < 0x20 || text[0] == 0x7F ? text[0] : 0;
+    if (bytes == 2) return text[0] == 0xC2 && text[1] < 0xA0 ? text[1] : 0;
+    if (bytes != 3 || text[0] != 0xEF) return 0;
+    unsigned code = 0xF000U | (text[1] & 0x3FU) << 6 | (text[2] & 0x3FU);
+    return code == 0xFEFF || code >= 0xFFFE ? code : 0; /* the mark of byte order, and what is no character */
+}
+
 static void append_json_character(qe_text_builder *builder, const char *text, size_t bytes) {
     unsigned char first = (unsigned char)*text;
+    unsigned code = code_to_escape((const unsigned char *)text, bytes);
     if (bytes == 0) {
         qe_text_builder_append_bytes(builder, "\\ufffd", 6);
     } else if (first == '"' || first == '\\') {
         const char escaped[2] = {'\\', *text};
         qe_text_builder_append_bytes(builder, escaped, sizeof escaped);
-    } else if (first < 0x20) {
-        qe_text_builder_append(builder, "\\u%04x", (unsigned)first);
+    } else if (code != 0) {
+        qe_text_builder_append(builder, "\\u%04x", code);
     } else {
         qe_text_builder_append_bytes(builder, text, bytes);
     }

@@ -194,6 +194,8 @@ static void json_strings_are_escaped_and_bad_bytes_replaced(void **state) {
         {"\xE0\x80\x80", "\"\\ufffd\\ufffd\\ufffd\""},      /* an overlong zero */
         {"\xF4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""}, /* beyond U+10FFFF */
         {"\xF0\x9F\x98", "\"\\ufffd\\ufffd\\ufffd\""},      /* cut short */
+        {"\x7F\xC2\x80\xC2\x9F\xC2\xA0", "\"\\u007f\\u0080\\u009f\xC2\xA0\""},
+        {"\xEF\xBB\xBF\xEF\xBF\xBD\xEF\xBF\xBE", "\"\\ufeff\xEF\xBF\xBD\\ufffe\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         qe_text_builder builder = {0};
