@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any, Optional
 
-SHAPES = ("h1024T1k", "h2048T2k", "h4096T2k", "h4096T8k")
+from .layer import AT_MOST_MS  # its shapes
 
 
 def run(figure: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def run(figure: str) -> dict[str, Any]:
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m qeffect.bench", description="Transformer Engine under QEffect "
                                      "beside its own graphs, on one GPU. Times in ms, sustained for a second.")
-    parser.add_argument("figure", choices=[*SHAPES, "memory", "placement"],
+    parser.add_argument("figure", choices=[*AT_MOST_MS, "memory", "placement"],
                         help="a shape: one layer, forward and backward; memory: graphs of 8 and 32 microbatches; "
                         "placement: gradients placed directly, or handed over")
     options = parser.parse_args(arguments)

@@ -9,7 +9,7 @@ from typing import Any, Callable
 from ..errors import ArgumentError, UnsupportedError
 from ..schedule import Schedule
 from .orders import order_named, order_of
-from .runtime import ContractSchedule, Settings
+from .runtime import ContractSchedule, Settings, stages_of
 
 try:
     import torchtitan.distributed.pipeline_parallel as _pipelines
@@ -41,11 +41,6 @@ def pipeline_dims(dims: Any) -> Any:
     if dims.pp > 1:
         return dims
     return PipelineDims(**{f.name: getattr(dims, f.name) for f in fields(dims) if not f.name.startswith("_")})
-
-
-def stages_of(schedule: Any) -> list[Any]:
-    """Those of a schedule of torch's."""
-    return list(getattr(schedule, "_stages", [])) or [schedule._stage]
 
 
 def contract_for(schedule: Any, order: Any, settings: Settings) -> ContractSchedule:

@@ -283,14 +283,18 @@ class _Seat:
         """Gradients are handed over when all stages have theirs."""
 
 
+def stages_of(schedule: Any) -> list[Any]:
+    """Those of a schedule of torch's."""
+    return list(getattr(schedule, "_stages", [])) or [schedule._stage]
+
+
 def under_contract(schedule: Any, settings: Settings = Settings(), *, order: Optional[Schedule] = None,
                    **options: Any) -> ContractSchedule:
     """A schedule of torch's, with its stages, microbatches and loss, under contract. `order`: another one than its own;
     `options`: of Settings. Raises: ArgumentError, ContractError, UnsupportedError."""
-    stages = list(getattr(schedule, "_stages", [])) or [schedule._stage]
     if options:
         settings = Settings(**options)
-    return ContractSchedule(stages, order or order_of(schedule), schedule._loss_fn, settings,
+    return ContractSchedule(stages_of(schedule), order or order_of(schedule), schedule._loss_fn, settings,
                             scale_grads=schedule.scale_grads)
 
 

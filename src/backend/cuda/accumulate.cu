@@ -34,12 +34,12 @@ qe_status qe_cuda_accumulate(const qe_args_accumulate *args, cudaStream_t stream
     const bool wide = is_aligned(args->from) && is_aligned(args->to);
     const uint64_t pieces = wide ? args->count / WIDTH : 0, rest = args->count - pieces * WIDTH;
     if (pieces > 0) {
-        const qe_status status = launch(
-            accumulate_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0, stream,
-            reinterpret_cast<const float4 *>(args->from), reinterpret_cast<float4 *>(args->to), pieces);
+        const qe_status status = launch(accumulate_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0, stream,
+                                        reinterpret_cast<const float4 *>(args->from),
+                                        reinterpret_cast<float4 *>(args->to), pieces);
         if (status != QE_OK) return status;
     }
     if (rest == 0) return QE_OK;
-    return launch(accumulate_each, pieces_of(rest, THREADS), THREADS, 0, 0, stream,
-                          args->from + pieces * WIDTH, args->to + pieces * WIDTH, rest);
+    return launch(accumulate_each, pieces_of(rest, THREADS), THREADS, 0, 0, stream, args->from + pieces * WIDTH,
+                  args->to + pieces * WIDTH, rest);
 }

@@ -30,11 +30,11 @@ qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t 
     const uint64_t pieces = wide ? bytes / sizeof(uint4) : 0, done = pieces * sizeof(uint4);
     if (pieces > 0) {
         const qe_status status =
-            launch(copy_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0,
-                           stream, static_cast<const uint4 *>(from), static_cast<uint4 *>(to), pieces);
+            launch(copy_wide, pieces_of(pieces, THREADS * UNROLL), THREADS, 0, 0, stream,
+                   static_cast<const uint4 *>(from), static_cast<uint4 *>(to), pieces);
         if (status != QE_OK) return status;
     }
     if (done == bytes) return QE_OK;
     return launch(copy_bytes, pieces_of(bytes - done, THREADS), THREADS, 0, 0, stream,
-                          static_cast<const char *>(from) + done, static_cast<char *>(to) + done, bytes - done);
+                  static_cast<const char *>(from) + done, static_cast<char *>(to) + done, bytes - done);
 }

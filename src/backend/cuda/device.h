@@ -73,7 +73,7 @@ struct qe_stream {
     qe_stream *next;
     int transfers; /* has sent or received since the last sync */
     const int *aborted; /* of the transport it went through; NULL: none */
-    cuda_command *parked; /* a ring of [CUDA_PARKED_MAX] (parked.c) */
+    cuda_command parked[CUDA_PARKED_MAX]; /* a ring (parked.c) */
     uint32_t parked_first, parked_count;
 };
 

@@ -222,5 +222,5 @@ qe_status qe_cuda_embed_backward(const qe_args_embed_backward *args, cudaStream_
     const uint32_t rows = most < 1 ? 1 : most < BACK_ROWS_MAX ? (uint32_t)most : BACK_ROWS_MAX;
     const dim3 blocks(pieces_of(args->vocab, rows), (uint32_t)slices);
     return launch(is_wide ? embed_gradients<8> : embed_gradients<1>, blocks, BACK_THREADS, 0, 0, stream, *args,
-                          rows);
+                  rows);
 }

@@ -73,8 +73,7 @@ qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream) {
 qe_status qe_cuda_tally(const qe_args_tally *args, cudaStream_t stream) {
     const uint32_t threads = qe_cuda_threads(args->count, GUARD_THREADS_MAX);
     if (args->count == 0) return QE_OK;
-    return launch(tally_words, (args->count + threads - 1) / threads, threads, 0, 0, stream, args->words,
-                          args->count);
+    return launch(tally_words, pieces_of(args->count, threads), threads, 0, 0, stream, args->words, args->count);
 }
 
 qe_status qe_cuda_guard(const qe_args_guard *args, cudaStream_t stream) {

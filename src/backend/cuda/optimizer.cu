@@ -185,5 +185,5 @@ qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream) {
     const uint64_t wanted = pieces_of(args->count, (is_wide ? 4u : 1u) * ADAMW_THREADS * ADAMW_PIECES);
     const uint64_t blocks = wanted < 1 ? 1 : wanted < ADAMW_BLOCKS_MAX ? wanted : ADAMW_BLOCKS_MAX;
     return launch(is_wide ? adamw_blocks<4> : adamw_blocks<1>, (uint32_t)blocks, ADAMW_THREADS, 0, 0, stream,
-                          *args);
+                  *args);
 }

@@ -17,7 +17,6 @@ static void stream_destroy(qe_stream *stream) {
     while (*link != stream) link = &(*link)->next;
     *link = stream->next;
     (void)cudaStreamDestroy(stream->stream);
-    free(stream->parked);
     free(stream);
 }
 
@@ -28,15 +27,10 @@ static qe_stream_role role_of(const char *name) {
 
 static qe_status stream_make(qe_device *device, const char *name, qe_stream **stream_out, qe_error *error_out) {
     qe_stream *stream = calloc(1, sizeof *stream);
-    if (stream != NULL) stream->parked = malloc(CUDA_PARKED_MAX * sizeof *stream->parked);
-    if (stream == NULL || stream->parked == NULL) {
-        free(stream);
-        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
-    }
+    if (stream == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for stream '%s'", name);
     qe_status status = qe_cuda_check(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking), name,
                                      error_out);
     if (status != QE_OK) {
-        free(stream->parked);
         free(stream);
         return status;
     }
@@ -75,12 +69,8 @@ static qe_status transfer_queue(qe_stream *stream, const qe_op *op, int *is_run_
                                  &stream->aborted);
 }
 
-static int is_transfer(const qe_op *op) {
-    return op->kind == QE_OP_SEND || op->kind == QE_OP_RECV;
-}
-
 static qe_status op_queue(qe_stream *stream, const qe_op *op, int *is_run_out) {
-    if (is_transfer(op)) return transfer_queue(stream, op, is_run_out);
+    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV) return transfer_queue(stream, op, is_run_out);
     return qe_cuda_op_queue(stream->device, op, stream->stream);
 }
 

@@ -170,13 +170,18 @@ qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStrea
     return status;
 }
 
+/* Into the mailbox, or out of it. */
+static qe_status message_copy(const qe_channel *channel, int sends, void *at, uint64_t bytes, cudaStream_t stream) {
+    return sends ? qe_cuda_copy(at, channel->mailbox, bytes, stream)
+                 : qe_cuda_copy(channel->mailbox, at, bytes, stream);
+}
+
 qe_status qe_cuda_channel_queue(qe_channel *channel, qe_op_kind kind, void *at, uint64_t bytes, cudaStream_t stream,
                                 const int **aborted_out) {
     int sends = kind == QE_OP_SEND;
     *aborted_out = channel->world->aborted;
     QE_TRY(qe_cuda_flag_take(&channel->words[sends ? WORD_FREE : WORD_FULL], channel->world->aborted, stream));
-    void *from = sends ? at : channel->mailbox, *to = sends ? channel->mailbox : at;
-    QE_TRY(qe_cuda_copy(from, to, bytes, stream));
+    QE_TRY(message_copy(channel, sends, at, bytes, stream));
     return qe_cuda_flag_give(&channel->words[sends ? WORD_FULL : WORD_FREE], stream);
 }
 
@@ -205,10 +210,9 @@ void qe_cuda_world_await(qe_world *world, uint64_t seen) {
 
 /* The other end's turn before this one is queued, so its event is of that turn. */
 static qe_status end_queue(qe_channel *channel, int sends, void *at, uint64_t bytes, cudaStream_t stream) {
-    void *from = sends ? at : channel->mailbox, *to = sends ? channel->mailbox : at;
     cudaError_t code = cudaSuccess;
     if (channel->sent > 0) code = cudaStreamWaitEvent(stream, sends ? channel->freed : channel->filled, 0);
-    if (code == cudaSuccess && qe_cuda_copy(from, to, bytes, stream) != QE_OK) code = cudaErrorLaunchFailure;
+    if (code == cudaSuccess && message_copy(channel, sends, at, bytes, stream) != QE_OK) code = cudaErrorLaunchFailure;
     if (code == cudaSuccess) code = cudaEventRecord(sends ? channel->filled : channel->freed, stream);
     if (sends) channel->sent++;
     else channel->received++;
