@@ -10,7 +10,8 @@
 #   make check-crash     kills and failures at every system call on checkpoints: thousands of cases, some minutes
 #   make check-faults    every allocation, thread, file, device and transport call fails in turn: an hour
 #   make check-fuzz      whatever bytes for every reader, with sanitizers, FUZZ_SECONDS (60) each; needs clang
-#   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes
+#   make check-gpu       builds with CUDA (build-cuda/) and, where there is a GPU, checks what runs on it: some minutes;
+#                        TE=FOLDER: Transformer Engine's kernels too
 #   make check-model     models of the step's protocol and of split backwards, exhaustively, with broken ones (Spin)
 #   make check-mutants   small faults in the sources of the contract core: the share that its tests notice, some minutes
 #   make check-oracle    traces against a naive second judge: all short ones, a million longer ones, some minutes
@@ -134,12 +135,13 @@ check-fuzz: setup
 	    -DQE_SANITIZE=$(MEMORY_SANITIZERS)) && ninja -C build-fuzz fuzz_all && \
 	sh tests/fuzz/fuzz.sh build-fuzz $(FUZZ_SECONDS)
 
-# Where there is no GPU the tests are built and skipped.
+# Where there is no GPU the tests are built and skipped. TE=FOLDER: with the te backend (docs/te_backend.md).
+TE ?=
 check-gpu: setup
 	@sh tools/cuda_deps.sh
-	@echo "check-gpu: build-cuda/ with the cuda backend"
-	@$(call configure,build-cuda,-DQE_CUDA=ON)
-	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice qeffect_cli
+	@echo "check-gpu: build-cuda/ with the cuda backend$(if $(TE), and Transformer Engine of $(TE))"
+	@$(call configure,build-cuda,-DQE_CUDA=ON -DQE_TE=$(TE))
+	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice qeffect_cli $(if $(TE),test_te)
 	@echo "check-gpu: every op on host and device"; build-cuda/tests/test_same; status=$$?; \
 	    if [ $$status = 77 ]; then echo "check-gpu: built; nothing was checked, for want of a GPU"; exit 0; fi; \
 	    [ $$status = 0 ] || exit $$status; \
@@ -147,6 +149,12 @@ check-gpu: setup
 	    echo "check-gpu: where deposits are rounded" && build-cuda/tests/test_deposit --strict && \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
+ifneq ($(TE),)
+	@echo "check-gpu: device te"; build-cuda/tests/test_te; status=$$?; [ $$status = 77 ] && exit 0; \
+	    [ $$status = 0 ] || exit $$status; \
+	    build-cuda/tests/test_same --te codec quantize swiglu && build-cuda/tests/test_deposit --te --strict && \
+	    build-cuda/qeffect verify --device te --rows short
+endif
 
 MUTANTS ?= 100
 MUTANTS_SEED ?= 1

@@ -36,7 +36,7 @@ ARROWS = {
     "data": {"base"},
     "backend/host": {"core", "base"},
     "backend/cuda": {"core", "base", "comm/local"}, # its transport between ranks of one process stands on that one
-    "backend/te": {"core", "base"},
+    "backend/te": {"backend/cuda", "core", "base"}, # it is that one, with other kernels in some ops
     "backend/check": {"core", "base"},
     "comm/local": {"core", "base"},
     "comm/mpi": {"core", "base"},
@@ -54,7 +54,7 @@ HEADER_ROOM = {
     "plan": "plan", "model": "model", "timed": "model", "step": "step", "memory": "step",
     "snapshot": "step", "safetensors": "store", "checkpoint": "store", "te_state": "store", "settings": "config",
     "data": "data",
-    "host": "backend/host", "cuda": "backend/cuda", "check": "backend/check", "local": "comm/local",
+    "host": "backend/host", "cuda": "backend/cuda", "te": "backend/te", "check": "backend/check", "local": "comm/local",
 }
 
 # foreign header -> rooms that may name it

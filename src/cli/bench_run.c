@@ -135,7 +135,7 @@ double qe_bench_run_commit_ms(const qe_bench_run *run) {
 qe_status qe_bench_choices_open(qe_bench_choices *choices, qe_device_kind device, qe_settings *settings,
                                 qe_error *error_out) {
     choices->folder[0] = 0;
-    if (device != QE_DEVICE_CUDA || settings->train.algorithms[0] != 0) return QE_OK;
+    if (!qe_device_is_gpu(device) || settings->train.algorithms[0] != 0) return QE_OK;
     snprintf(choices->folder, sizeof choices->folder, "/tmp/qeffect-bench-XXXXXX");
     if (mkdtemp(choices->folder) == NULL) {
         choices->folder[0] = 0;
@@ -270,7 +270,7 @@ static qe_status ceiling_rates(ceiling *c, uint32_t side, qe_bench_ceilings *out
 }
 
 qe_status qe_bench_run_ceilings(qe_device_kind device, qe_bench_ceilings *ceilings_out, qe_error *error_out) {
-    uint32_t side = device == QE_DEVICE_CUDA ? 8192 : 1024; /* large enough that nothing but the rate counts */
+    uint32_t side = qe_device_is_gpu(device) ? 8192 : 1024; /* large enough that nothing but the rate counts */
     ceiling c = {.backend = NULL};
     if (device == QE_DEVICE_CHECK) device = QE_DEVICE_HOST; /* what it looks at */
     qe_status status = ceiling_open(&c, device, side, error_out);

@@ -164,12 +164,12 @@ static int run_bench_layer(qe_cli *cli) {
         qe_cli_number(cli, "sets", 1, QE_LAYER_SETS_MAX, 4, &sets) != 0)
         return QE_EXIT_USAGE;
     options.sets = (uint32_t)sets;
-    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CUDA, &options.device);
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_GPU, &options.device);
     return status == QE_EXIT_OK ? run_shapes(cli, &options, (double)seconds) : status;
 }
 
 static const qe_cli_option options[] = {
-    {"device", 0, "NAME", "where to run: host or cuda", 0},
+    {"device", 0, "NAME", "where to run: host, cuda or te", 0},
     {"recipe", 0, "NAME", "delayed (default), current, block, bf16 or fp32", 0},
     {"seconds", 0, "N", "how long each figure is sustained (default 2)", 0},
     {"sets", 0, "N", "sets of slots that take turns (default 4)", 0},

@@ -112,7 +112,7 @@ static void take_figures(bench *b) {
 static qe_status measure(bench *b, qe_error *error) {
     qe_bench_choices choices;
     qe_status status = qe_bench_choices_open(&choices, b->device, &b->row.settings, error);
-    int together = b->device != QE_DEVICE_CUDA || b->row.settings.pipeline.ranks == 1;
+    int together = !qe_device_is_gpu(b->device) || b->row.settings.pipeline.ranks == 1;
     if (status == QE_OK) status = together ? take_turns(b, error) : one_by_one(b, error);
     if (status == QE_OK) take_figures(b);
     for (int way = WAYS; way-- > 0;) qe_bench_run_close(b->run[way]);
@@ -211,7 +211,7 @@ static int run_shapes(bench *b) {
     qe_error error = {0};
     int status = QE_EXIT_OK;
     if (qe_bench_run_ceilings(b->device, &b->ceilings, &error) != QE_OK) return qe_cli_error(b->cli, &error);
-    if (b->cli->argument_count == 0) status = run_shape(b, b->device == QE_DEVICE_CUDA ? "h2048-t1024" : "reference");
+    if (b->cli->argument_count == 0) status = run_shape(b, qe_device_is_gpu(b->device) ? "h2048-t1024" : "reference");
     for (int i = 0; status == QE_EXIT_OK && i < b->cli->argument_count; i++)
         status = run_shape(b, b->cli->arguments[i]);
     if (status == QE_EXIT_OK && b->differs) status = QE_EXIT_DIFFERS;
@@ -233,7 +233,7 @@ static int run_bench_placement(qe_cli *cli) {
     if (qe_cli_number(cli, "steps", 1, 100, 3, &b.steps) != 0 || qe_cli_number(cli, "pairs", 1, 10, 5, &b.pairs) != 0)
         return QE_EXIT_USAGE;
     QE_ASSERT(100 * 10 <= QE_BENCH_RUN_STEPS_MAX);
-    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &b.device);
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_GPU, &b.device);
     if (status != QE_EXIT_OK) return status;
     b.list = json_array();
     for (int way = 0; way < WAYS; way++) b.run[way] = calloc(1, sizeof *b.run[way]);
@@ -250,7 +250,7 @@ static int run_bench_placement(qe_cli *cli) {
 }
 
 static const qe_cli_option options[] = {
-    {"device", 0, "NAME", "where to run: host, cuda or check", 0},
+    {"device", 0, "NAME", "where to run: host, cuda, te or check", 0},
     {"steps", 0, "N", "steps of a turn (default 3)", 0},
     {"pairs", 0, "K", "turns of each (default 5)", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. pipeline.schedule=1f1b (docs/config.md)", 1},

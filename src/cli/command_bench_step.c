@@ -219,10 +219,10 @@ static int run_bench_step(qe_cli *cli) {
     qe_error error = {0};
     const char *name = cli->argument_count > 0 ? cli->arguments[0] : NULL;
     if (qe_cli_number(cli, "steps", 1, QE_BENCH_RUN_STEPS_MAX, 10, &b.steps) != 0) return QE_EXIT_USAGE;
-    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &b.device);
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_GPU, &b.device);
     if (status == QE_EXIT_OK) status = take_ways(&b);
     if (status != QE_EXIT_OK) return status;
-    if (name == NULL) name = b.device == QE_DEVICE_CUDA ? "1.1b" : "tiny";
+    if (name == NULL) name = qe_device_is_gpu(b.device) ? "1.1b" : "tiny";
     for (int i = 0; i < SHAPES; i++)
         if (strcmp(name, shapes[i].name) == 0) {
             status = qe_bench_shape_settings(cli, &shapes[i], &b.settings);
@@ -233,7 +233,7 @@ static int run_bench_step(qe_cli *cli) {
 }
 
 static const qe_cli_option options[] = {
-    {"device", 0, "NAME", "where to run: host, cuda or check", 0},
+    {"device", 0, "NAME", "where to run: host, cuda, te or check", 0},
     {"steps", 0, "N", "steps that are measured each way (default 10)", 0},
     {"way", 0, "NAME", "only eager, action or step", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. pipeline.schedule=zbh1 (docs/config.md)", 1},

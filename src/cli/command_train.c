@@ -372,7 +372,7 @@ static int fail(training *t, qe_status status, const qe_step_result *result, qe_
 /* What the run before chose is in the checkpoint, wherever its file has gone. */
 static qe_status bring_choices(const training *t, const qe_settings *settings, qe_error *error) {
     const qe_checkpoint *from = t->resumes ? t->resume.checkpoint : NULL;
-    if (from == NULL || t->device != QE_DEVICE_CUDA) return QE_OK;
+    if (from == NULL || !qe_device_is_gpu(t->device)) return QE_OK;
     return qe_manifest_choices_restore(qe_checkpoint_manifest(from), settings->train.algorithms, error);
 }
 
@@ -437,7 +437,7 @@ static int run_train(qe_cli *cli) {
     int status = parse_inject(cli, &t);
     if (status != QE_EXIT_OK) return status;
     if (qe_cli_number(cli, "dump-steps", 1, 1000000, 20, &dump_steps) != 0) return QE_EXIT_USAGE;
-    status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA, &t.device);
+    status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_GPU, &t.device);
     if (status != QE_EXIT_OK) return status;
     if (qe_cli_has(cli, "new-lineage") && !qe_cli_has(cli, "resume"))
         return qe_cli_usage(cli, "--new-lineage is for a run that goes on with --resume");
@@ -456,7 +456,7 @@ static int run_train(qe_cli *cli) {
 
 static const qe_cli_option options[] = {
     {"set", 0, "KEY=VALUE", "override one setting, e.g. train.steps=100 (docs/config.md)", 1},
-    {"device", 0, "NAME", "where to run: host, cuda, or check (slow): fails ops that touch the undeclared", 0},
+    {"device", 0, "NAME", "where to run: host, cuda, te, or check (slow): fails ops that touch the undeclared", 0},
     {"mode", 0, "MODE", "eager (default), captured or baseline; the bits are the same", 0},
     {"contracts", 0, "MODE", "trap (default), observe or off", 0},
     {"placement", 0, "WAY", "gradients direct (default) or copy", 0},

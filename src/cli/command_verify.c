@@ -75,7 +75,7 @@ static int make_settings(qe_cli *cli, qe_device_kind device, qe_settings *settin
     int status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
     if (status != QE_EXIT_OK) return status;
     set_defaults(settings, small, sizeof small / sizeof *small);
-    if (device == QE_DEVICE_CUDA)
+    if (qe_device_is_gpu(device))
         set_defaults(settings, whole_sixteens, sizeof whole_sixteens / sizeof *whole_sixteens);
     if (qe_settings_check(settings, &error) != QE_OK) return qe_cli_error(cli, &error);
     uint32_t microbatches = settings->pipeline.microbatches;
@@ -363,10 +363,10 @@ static int run_verify(qe_cli *cli) {
     if (!full && strcmp(which, "short") != 0)
         return qe_cli_usage(cli, "--rows is '%s'; expected short or full", which);
     qe_device_kind device;
-    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CUDA, &device);
+    int status = qe_device_option(cli, QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_GPU, &device);
     if (status != QE_EXIT_OK) return status;
     /* Teams that share a GPU share its connections, and would wait for each other's messages. */
-    uint64_t most = device == QE_DEVICE_CUDA ? 1 : QE_VERIFY_JOBS_MAX;
+    uint64_t most = qe_device_is_gpu(device) ? 1 : QE_VERIFY_JOBS_MAX;
     if (qe_cli_number(cli, "jobs", 1, most, most == 1 ? 1 : processors(), &jobs) != 0) return QE_EXIT_USAGE;
     status = make_settings(cli, device, &v.configured);
     if (status != QE_EXIT_OK) return status;
@@ -385,7 +385,7 @@ static const qe_cli_option options[] = {
     {"jobs", 0, "N", "rows that run at the same time (default: processors; on a GPU one)", 0},
     {"keep", 0, NULL, "go on after a row that differs", 0},
     {"set", 0, "KEY=VALUE", "override one setting, e.g. model.hidden=64 (docs/config.md)", 1},
-    {"device", 0, "NAME", "where to run: host or cuda", 0},
+    {"device", 0, "NAME", "where to run: host, cuda or te", 0},
     {"contracts", 0, "MODE", "of the rows that are checked: trap (default), observe or off", 0},
     {"list", 0, NULL, "only list the rows", 0},
     {"row", 0, "N", "run row N alone, in this process, and print what it computed", 0},

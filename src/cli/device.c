@@ -10,23 +10,35 @@
 #ifdef QE_CUDA
 #include "qeffect/cuda.h"
 #endif
-
-#ifdef QE_CUDA
-enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA };
-#else
-enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK };
+#ifdef QE_TE
+#include "qeffect/te.h"
 #endif
 
-static const char *const names[] = {"host", "check", "cuda"};
+/* Bits by kind, and what a build is asked with. */
+#ifdef QE_TE
+enum { QE_DEVICES_BUILT = 15 };
+#elif defined QE_CUDA
+enum { QE_DEVICES_BUILT = 7 };
+#else
+enum { QE_DEVICES_BUILT = 3 };
+#endif
+
+static const char *const names[] = {"host", "check", "cuda", "te"};
+static const char *const asked_with[] = {"", "", "-DQE_CUDA=ON", "-DQE_TE=FOLDER, where Transformer Engine lies"};
+
+int qe_device_is_gpu(qe_device_kind kind) {
+    return kind == QE_DEVICE_CUDA || kind == QE_DEVICE_TE;
+}
 
 static int refuse(qe_cli *cli, int can, const char *device) {
     char known[64] = "";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (can & QE_DEVICES_BUILT & 1 << i)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] == 0 ? "" : ", ", names[i]);
-    if (strcmp(device, "cuda") == 0 && (can & QE_DEVICE_CAN_CUDA))
-        return qe_cli_usage(cli, "--device is 'cuda', and this program was built without it (-DQE_CUDA=ON); it has %s",
-                            known);
+    for (size_t i = QE_DEVICE_CUDA; i <= QE_DEVICE_TE; i++)
+        if (strcmp(device, names[i]) == 0 && (can & 1 << i))
+            return qe_cli_usage(cli, "--device is '%s', and this program was built without it (%s); it has %s", device,
+                                asked_with[i], known);
     return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s", device, known);
 }
 
@@ -43,6 +55,9 @@ int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out) {
 }
 
 const qe_backend *qe_device_backend(qe_device_kind kind) {
+#ifdef QE_TE
+    if (kind == QE_DEVICE_TE) return qe_te_backend();
+#endif
 #ifdef QE_CUDA
     if (kind == QE_DEVICE_CUDA) return qe_cuda_backend();
 #endif
@@ -51,7 +66,7 @@ const qe_backend *qe_device_backend(qe_device_kind kind) {
 
 const qe_comm_ops *qe_device_comm(qe_device_kind kind) {
 #ifdef QE_CUDA
-    if (kind == QE_DEVICE_CUDA) return qe_cuda_comm();
+    if (qe_device_is_gpu(kind)) return qe_cuda_comm();
 #endif
     (void)kind;
     return qe_local_comm();
@@ -59,7 +74,7 @@ const qe_comm_ops *qe_device_comm(qe_device_kind kind) {
 
 qe_status qe_device_world_create(qe_device_kind kind, uint32_t ranks, qe_world **world_out, qe_error *error_out) {
 #ifdef QE_CUDA
-    if (kind == QE_DEVICE_CUDA) return qe_cuda_world_create(ranks, world_out, error_out);
+    if (qe_device_is_gpu(kind)) return qe_cuda_world_create(ranks, world_out, error_out);
 #endif
     (void)kind;
     return qe_local_world_create(ranks, world_out, error_out);
@@ -67,7 +82,7 @@ qe_status qe_device_world_create(qe_device_kind kind, uint32_t ranks, qe_world *
 
 void qe_device_world_destroy(qe_device_kind kind, qe_world *world) {
 #ifdef QE_CUDA
-    if (kind == QE_DEVICE_CUDA) {
+    if (qe_device_is_gpu(kind)) {
         qe_cuda_world_destroy(world);
         return;
     }
@@ -79,7 +94,7 @@ void qe_device_world_destroy(qe_device_kind kind, qe_world *world) {
 void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, size_t identity_bytes) {
     const qe_backend *backend = qe_device_backend(kind);
     qe_device *host = device;
-    if (kind == QE_DEVICE_CUDA) {
+    if (qe_device_is_gpu(kind)) {
         snprintf(identity_out, identity_bytes, "%s", backend->identity(device));
         return;
     }
@@ -92,7 +107,7 @@ void qe_device_join(qe_device_kind kind, qe_device *device, char *identity_out, 
 qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char *algorithms, int honour,
                               const char *timeline, int nvtx, int watch, qe_error *error_out) {
 #ifdef QE_CUDA
-    if (kind == QE_DEVICE_CUDA) {
+    if (qe_device_is_gpu(kind)) {
         qe_cuda_options options = {.nvtx = nvtx,
                                    .watch = watch,
                                    .honour = honour,
@@ -108,7 +123,7 @@ qe_status qe_device_configure(qe_device_kind kind, qe_device *device, const char
 void qe_device_tune(qe_device_kind kind, qe_device *device) {
 #ifdef QE_CUDA
     qe_error ignored; /* without files nothing can fail */
-    if (kind == QE_DEVICE_CUDA) (void)qe_cuda_configure(device, &(qe_cuda_options){.tune = 1}, &ignored);
+    if (qe_device_is_gpu(kind)) (void)qe_cuda_configure(device, &(qe_cuda_options){.tune = 1}, &ignored);
 #endif
     (void)kind, (void)device;
 }
@@ -116,7 +131,7 @@ void qe_device_tune(qe_device_kind kind, qe_device *device) {
 int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks *clocks_out) {
 #ifdef QE_CUDA
     qe_cuda_clocks now;
-    if (kind == QE_DEVICE_CUDA && qe_cuda_clocks_of(device, &now)) {
+    if (qe_device_is_gpu(kind) && qe_cuda_clocks_of(device, &now)) {
         *clocks_out = (qe_device_clocks){now.sm_mhz, now.memory_mhz, now.power_w, now.temperature_c};
         return 1;
     }
@@ -127,7 +142,7 @@ int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks
 
 uint64_t qe_device_used_bytes(qe_device_kind kind, qe_device *device) {
 #ifdef QE_CUDA
-    if (kind == QE_DEVICE_CUDA) {
+    if (qe_device_is_gpu(kind)) {
         qe_cuda_memory memory = qe_cuda_memory_of(device);
         return memory.total_bytes - memory.free_bytes;
     }

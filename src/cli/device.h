@@ -9,10 +9,13 @@
 typedef enum qe_device_kind {
     QE_DEVICE_HOST,
     QE_DEVICE_CHECK, /* the host, looked at */
-    QE_DEVICE_CUDA
+    QE_DEVICE_CUDA,
+    QE_DEVICE_TE /* cuda, with kernels of Transformer Engine */
 } qe_device_kind;
 
-enum { QE_DEVICE_CAN_HOST = 1, QE_DEVICE_CAN_CHECK = 2, QE_DEVICE_CAN_CUDA = 4 };
+enum { QE_DEVICE_CAN_HOST = 1, QE_DEVICE_CAN_CHECK = 2, QE_DEVICE_CAN_GPU = 12 }; /* a bit per kind */
+
+int qe_device_is_gpu(qe_device_kind kind);
 
 /* --device, of those that the command can use (QE_DEVICE_CAN_...). Returns an exit status. */
 int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out);

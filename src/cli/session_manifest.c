@@ -28,7 +28,7 @@ static qe_status add_host(const qe_session *session, qe_manifest *manifest, qe_e
     return qe_facts_add(&manifest->libraries, library, version, error_out);
 }
 
-/* A GPU says "cuda NVIDIA H200 cuBLASLt 13.1.0 cuDNN 9.19.0, frontend 1.32.0". */
+/* A GPU says "cuda NVIDIA H200 cuBLASLt 13.1.0 cuDNN 9.19.0, frontend 1.32.0", and Transformer Engine behind it. */
 static qe_status add_gpu(const qe_session *session, qe_manifest *manifest, qe_error *error_out) {
     const char *libraries = strstr(session->identity, "cuBLASLt");
     const char *path = session->settings.train.algorithms;

@@ -2,7 +2,8 @@
  *
  * A product is added to a gradient once in place, and once by setting an empty buffer, whose values the host then adds
  * to the same gradient. Scales are no powers of two. Prints, per shape, how many elements differ; with --strict any
- * difference fails. What placement copy does stands on it: docs/numerics.md. Skipped (77) where there is no GPU. */
+ * difference fails. What placement copy does stands on it: docs/numerics.md. With --te (first) the products are the te
+ * backend's. Skipped (77) where there is no GPU. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,9 @@
 
 #include "qeffect/cuda.h"
 #include "qeffect/fp8.h"
+#ifdef QE_TE
+#include "qeffect/te.h"
+#endif
 
 typedef struct shape {
     uint32_t rows, in, out;
@@ -135,8 +139,8 @@ static uint64_t check_shape(world *w, const shape *s, const char *how) {
 }
 
 /* With the libraries' first choice, and with the fastest of all. Returns how many elements differ, or 77. */
-static int check_all(int tune, uint64_t *differ_out) {
-    world w = {.backend = qe_cuda_backend(), .state = 1};
+static int check_all(const qe_backend *backend, int tune, uint64_t *differ_out) {
+    world w = {.backend = backend, .state = 1};
     qe_error error = {0};
     qe_status status = w.backend->open(&w.device, &error);
     if (status == QE_ERROR_UNSUPPORTED) return 77;
@@ -151,12 +155,22 @@ static int check_all(int tune, uint64_t *differ_out) {
     return 0;
 }
 
+static const qe_backend *backend_of(int te) {
+#ifdef QE_TE
+    if (te) return qe_te_backend();
+#endif
+    return te ? NULL : qe_cuda_backend();
+}
+
 int main(int argc, char **argv) {
+    const int te = argc > 1 && strcmp(argv[1], "--te") == 0;
+    const int strict = argc > 1 && strcmp(argv[argc - 1], "--strict") == 0;
+    const qe_backend *backend = backend_of(te);
     uint64_t differ = 0;
-    for (int tune = 0; tune < 2; tune++)
-        if (check_all(tune, &differ) == 77) {
-            puts("no GPU: skipped");
+    for (int tune = 0; tune < 2 - te; tune++) /* Transformer Engine is not tuned */
+        if (backend == NULL || check_all(backend, tune, &differ) == 77) {
+            puts(te ? "no GPU, or no Transformer Engine: skipped" : "no GPU: skipped");
             return 77;
         }
-    return argc > 1 && strcmp(argv[1], "--strict") == 0 && differ > 0;
+    return strict && differ > 0;
 }

@@ -57,6 +57,19 @@ class Output(Case):
         self.assertEqual(refused.returncode, 2)
         self.assertIn("host, check", refused.stderr)
 
+    def test_a_device_that_the_program_was_built_without_says_what_it_needs(self):
+        self.write_tiny()
+        for device, option in ("cuda", "-DQE_CUDA=ON"), ("te", "-DQE_TE=FOLDER"):
+            with self.subTest(device=device):
+                run = self.run_program("train", "tiny.yaml", "--device", device, "--set", "checkpoint.path=",
+                                       environment={"QE_TE": os.path.join(self.folder, "nothing")})
+                if run.returncode == 2:  # not built
+                    self.assertRegex(run.stderr, f"'{device}'.*built without it.*{option}.*host, check")
+                elif run.returncode == 1:  # built; no GPU, or, behind it, no Transformer Engine
+                    self.assertRegex(run.stderr, "GPU|driver|Transformer Engine|cuDNN")
+                else:
+                    self.assertEqual((device, run.returncode), ("cuda", 0))
+
     def test_json_is_one_document_with_units_in_its_keys(self):
         self.write_tiny()
         told = self.document("train", "tiny.yaml", "--set", "checkpoint.path=model")

@@ -11,6 +11,10 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/products.h"
 #include "qeffect/host.h"
+#ifdef QE_TE
+#include "backend/te/ops.h"
+#include "qeffect/te.h"
+#endif
 
 enum {
     ARENA_BYTES = 1 << 30, /* the largest case takes some 300 MB */
@@ -21,8 +25,9 @@ enum {
     FAILURES_PRINTED = 40
 };
 
-uint64_t same_failures, same_cases;
+uint64_t same_failures, same_cases, same_substituted;
 static qe_device *host_device;
+static qe_device *te_device; /* NULL: all ops are the cuda backend's */
 static char *arena;
 static cudaStream_t stream;
 static qe_cuda_attention *attentions[2], *attention; /* one for each algorithm, as plans take long; the one in use */
@@ -67,8 +72,25 @@ int same_open(void) {
     return 0;
 }
 
+int same_te_open(void) {
+#ifdef QE_TE
+    qe_error error = {.status = QE_OK};
+    if (qe_te_backend()->open(&te_device, &error) == QE_OK) {
+        printf("te: %s\n", qe_te_backend()->identity(te_device));
+        return 0;
+    }
+    printf("skipped: %s\n", error.message);
+#else
+    printf("skipped: this program was built without the te backend (-DQE_TE=FOLDER)\n");
+#endif
+    return SKIPPED;
+}
+
 void same_close(void) {
     if (host_device != NULL) qe_host_backend()->close(host_device);
+#ifdef QE_TE
+    if (te_device != NULL) qe_te_backend()->close(te_device);
+#endif
     for (int i = 0; i < 2; ++i) qe_cuda_attention_destroy(attentions[i]);
     if (arena != NULL) cudaFree(arena);
 }
@@ -285,8 +307,24 @@ qe_status same_launch(const qe_op *op, void *on) {
     }
 }
 
+/* Transformer Engine's, where there is such a device and it takes the op. */
+static int substituted_run(const qe_op *op, qe_status *status_out) {
+#ifdef QE_TE
+    qe_error error = {.status = QE_OK};
+    if (te_device == NULL || !qe_te_takes(op)) return 0;
+    same_substituted++;
+    *status_out = qe_te_backend()->run(te_device, op, &error);
+    if (*status_out != QE_OK) printf("te: %s\n", error.message);
+    return 1;
+#else
+    (void)op, (void)status_out;
+    return 0;
+#endif
+}
+
 static qe_status op_launch(const void *context, void *on) {
-    return same_launch(context, on);
+    qe_status status = QE_OK;
+    return substituted_run(context, &status) ? status : same_launch(context, on);
 }
 
 int world_run(same_world *world, const qe_op *host, const qe_op *device) {

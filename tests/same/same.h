@@ -54,6 +54,10 @@ typedef struct same_tolerance {
 int same_open(void);
 void same_close(void);
 extern uint64_t same_failures, same_cases;
+/* From now on ops that the te backend gives to Transformer Engine are run by it; same_substituted counts such runs.
+ * Returns 0, or 77 where that cannot be had, having said why. */
+int same_te_open(void);
+extern uint64_t same_substituted;
 
 /* --- A case --- */
 void world_begin(same_world *world, const char *format, ...) __attribute__((format(printf, 2, 3)));

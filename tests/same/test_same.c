@@ -2,8 +2,10 @@
  *
  *   test_same            all of them
  *   test_same norm fold  those whose names contain one of these
+ *   test_same --te ...   the same with the te backend's kernels, in cases whose ops it takes
  *
- * Exit status: 0 same, 1 a difference or an operating error, 77 skipped because there is no GPU. */
+ * Exit status: 0 same, 1 a difference or an operating error, 77 skipped because there is no GPU (or no Transformer
+ * Engine). */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,16 +48,23 @@ static int wanted(const char *name, int count, char **words) {
     return count == 0;
 }
 
+static void run_case(const named_case *one) {
+    const uint64_t failures = same_failures, before = same_cases, substituted = same_substituted;
+    one->run();
+    printf("%-8s %-26s %5llu cases", same_failures == failures ? "same" : "DIFFERS", one->name,
+           (unsigned long long)(same_cases - before));
+    if (same_substituted > substituted)
+        printf(", %llu runs by Transformer Engine", (unsigned long long)(same_substituted - substituted));
+    printf("\n");
+}
+
 int main(int argc, char **argv) {
-    const int status = same_open();
+    const int te = argc > 1 && strcmp(argv[1], "--te") == 0;
+    int status = same_open();
+    if (status == 0 && te) status = same_te_open();
     if (status != 0) return status;
-    for (size_t i = 0; i < CASES; ++i) {
-        if (!wanted(cases[i].name, argc - 1, argv + 1)) continue;
-        const uint64_t failures = same_failures, before = same_cases;
-        cases[i].run();
-        printf("%-8s %-26s %5llu cases\n", same_failures == failures ? "same" : "DIFFERS", cases[i].name,
-               (unsigned long long)(same_cases - before));
-    }
+    for (size_t i = 0; i < CASES; ++i)
+        if (wanted(cases[i].name, argc - 1 - te, argv + 1 + te)) run_case(&cases[i]);
     tolerances_print();
     printf("%llu cases, %llu failures\n", (unsigned long long)same_cases, (unsigned long long)same_failures);
     same_close();

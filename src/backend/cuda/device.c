@@ -67,6 +67,7 @@ static void cuda_close(qe_device *device) {
     QE_ASSERT(device->streams == 0);
     qe_cuda_timeline_destroy(device->timeline);
     qe_cuda_clocks_close(device->clocks);
+    if (device->substitute.destroy != NULL) device->substitute.destroy(device->substitute.context);
     qe_cuda_gemm_destroy(device->gemm);
     qe_cuda_attention_destroy(device->attention);
     if (device->aside != NULL) (void)cudaStreamDestroy(device->aside);
@@ -188,18 +189,28 @@ qe_cuda_memory qe_cuda_memory_of(qe_device *device) {
     return memory;
 }
 
+void qe_cuda_substitute_set(qe_device *device, const qe_cuda_substitute *substitute) {
+    QE_ASSERT(device->substitute.takes == NULL && device->loaded_count == 0);
+    char own[sizeof device->identity];
+    snprintf(own, sizeof own, "%s", device->identity + strlen("cuda"));
+    device->substitute = *substitute;
+    snprintf(device->identity, sizeof device->identity, "%.16s%.140s %.40s", substitute->backend, own,
+             substitute->library);
+}
+
+const qe_memory_ops qe_cuda_memories = {
+    .size = sizeof(qe_memory_ops),
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .host_alloc = cuda_host_alloc,
+    .host_release = cuda_host_release,
+    .write = cuda_write,
+    .read = cuda_read,
+    .keep = qe_cuda_memory_keep,
+    .fetch = qe_cuda_memory_fetch,
+};
+
 const qe_backend *qe_cuda_backend(void) {
-    static const qe_memory_ops memory = {
-        .size = sizeof(qe_memory_ops),
-        .alloc = cuda_alloc,
-        .release = cuda_release,
-        .host_alloc = cuda_host_alloc,
-        .host_release = cuda_host_release,
-        .write = cuda_write,
-        .read = cuda_read,
-        .keep = qe_cuda_memory_keep,
-        .fetch = qe_cuda_memory_fetch,
-    };
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "cuda",
@@ -207,7 +218,7 @@ const qe_backend *qe_cuda_backend(void) {
         .open = cuda_open,
         .close = cuda_close,
         .identity = cuda_identity,
-        .memory = &memory,
+        .memory = &qe_cuda_memories,
         .stream = &qe_cuda_streams,
         .graph = &qe_cuda_graphs,
         .run = cuda_run,

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/products.h"
+#include "backend/cuda/substitute.h"
 #include "qeffect/cuda.h"
 #include "qeffect/limits.h"
 #include "qeffect/order.h"
@@ -15,6 +16,7 @@ struct qe_device {
     int ordinal;
     qe_cuda_gemm *gemm;
     qe_cuda_attention *attention; /* NULL until attention is prepared */
+    qe_cuda_substitute substitute; /* `takes` is NULL: all ops are run here */
     cudaStream_t aside; /* for ops that run at once */
     qe_keep_piece *keeping; /* device [keeping_capacity] */
     size_t keeping_capacity;
@@ -39,7 +41,7 @@ struct qe_device {
     qe_stream *first_stream; /* all that live */
     uint64_t *loaded; /* hashes of ops whose kernels were loaded (run.c) */
     uint32_t loaded_count, loaded_capacity;
-    char identity[160];
+    char identity[200];
     qe_error failure; /* of the first op that could not be queued since the last sync */
 };
 
@@ -103,9 +105,6 @@ struct qe_graph {
     qe_error refusal; /* what first made the recording invalid; status QE_OK where nothing did */
     qe_graph_info info;
 };
-
-extern const qe_stream_ops qe_cuda_streams;
-extern const qe_graph_ops qe_cuda_graphs;
 
 /* Before the first call of the runtime. On failure: QE_ERROR_UNSUPPORTED: no driver, too old a one, no GPU. */
 qe_status qe_cuda_start(qe_error *error_out);

@@ -51,7 +51,15 @@ static qe_status kernel_queue(const qe_op *op, cudaStream_t stream) {
     }
 }
 
+static int is_substituted(const qe_device *device, const qe_op *op) {
+    return device->substitute.takes != NULL && device->substitute.takes(op);
+}
+
 static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    if (is_substituted(device, op)) {
+        qe_error *first = device->failure.status == QE_OK ? &device->failure : NULL;
+        return device->substitute.queue(device->substitute.context, op, stream, first);
+    }
     switch (op->kind) {
         case QE_OP_LINEAR:
         case QE_OP_LINEAR_INPUT_GRAD:
@@ -137,6 +145,15 @@ static qe_status note_loaded(qe_device *device, uint64_t hash, qe_error *error_o
     return QE_OK;
 }
 
+/* In the words of the library that failed. */
+static qe_status failure_take(qe_device *device, qe_error *error_out) {
+    const qe_error failure = device->failure;
+    device->failure.status = QE_OK;
+    if (failure.status == QE_OK) return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "a library refused an op");
+    if (error_out != NULL) *error_out = failure;
+    return failure.status;
+}
+
 /* A kernel that is used for the first time is loaded, and that may wait for everything that runs, a rank that waits for
  * a message among it. So each is put into a graph that is made ready and never run. */
 static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *error_out) {
@@ -151,6 +168,7 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
     if (graph != NULL) (void)cudaGraphDestroy(graph);
+    if (queued != QE_OK && is_substituted(device, op)) return failure_take(device, error_out);
     if (queued == QE_ERROR_ARGUMENT)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes that are multiples of 16",
                             "the device cannot compute %s of this shape", qe_op_name(op->kind));
@@ -159,6 +177,10 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
 }
 
 qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    if (is_substituted(device, op)) {
+        QE_TRY(device->substitute.prepare(device->substitute.context, op, error_out));
+        return kernels_load(device, op, error_out);
+    }
     switch (op->kind) {
         case QE_OP_LINEAR:
         case QE_OP_LINEAR_INPUT_GRAD:

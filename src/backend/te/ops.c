@@ -1,0 +1,172 @@
+/* ops.c - see ops.h. */
+#include "backend/te/ops.h"
+
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/product.h"
+#include "base/assert.h"
+
+/* Rows and columns that its fused kernels and 8-bit products take without padding. */
+enum { WHOLE = 16 };
+
+static int is_code(uint8_t format) { return format == QE_FORMAT_E4M3 || format == QE_FORMAT_E5M2; }
+
+/* --- what is taken ---------------------------------------------------------------------------------------------- */
+
+/* Codes of one scale as the product of a TN form wants them, or bf16 values by rows, however they are wanted. fp32
+ * would be multiplied as TF32 there; block scaling's codes are decoded first. */
+static int takes_operand(const qe_qtensor *operand, int transposed) {
+    if (operand->format == QE_FORMAT_BF16) return !operand->transposed;
+    return is_code(operand->format) && operand->blocking == QE_BLOCKING_TENSOR && operand->transposed == transposed;
+}
+
+static int takes_weight_grad(const qe_args_linear_weight_grad *args) {
+    return !qe_product_decodes(args) && takes_operand(&args->x, 1) && takes_operand(&args->dy, 1);
+}
+
+/* It makes codes by rows, and their transpose beside them, under a scale that is there beforehand; the two share the
+ * word of the inverse scale. */
+static int takes_target(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
+    const qe_qtensor *operand = &target->operand, *retained = &target->retained;
+    if (target->recipe != QE_RECIPE_DELAYED || rows % WHOLE != 0 || columns % WHOLE != 0) return 0;
+    if (operand->codes == NULL || operand->transposed || operand->scale_inv == NULL) return 0;
+    return retained->codes == NULL || (retained->transposed && retained->scale_inv == operand->scale_inv);
+}
+
+/* The key that travels with a cached weight is copied behind it. */
+static int takes_key(const qe_args_quantize_weight *args) {
+    return args->key == NULL || (args->weight_witness != NULL && args->scale_epoch != NULL);
+}
+
+int qe_te_takes(const qe_op *op) {
+    const qe_op_args *args = &op->args;
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR: return takes_operand(&args->linear.x, 0) && takes_operand(&args->linear.w, 0);
+        case QE_OP_LINEAR_INPUT_GRAD:
+            return takes_operand(&args->linear_input_grad.dy, 0) && takes_operand(&args->linear_input_grad.w, 1);
+        case QE_OP_LINEAR_WEIGHT_GRAD: return takes_weight_grad(&args->linear_weight_grad);
+        case QE_OP_QUANTIZE:
+            return takes_target(&args->quantize.target, args->quantize.rows, args->quantize.columns);
+        case QE_OP_QUANTIZE_WEIGHT:
+            return takes_key(&args->quantize_weight) &&
+                   takes_target(&args->quantize_weight.target, args->quantize_weight.rows,
+                                args->quantize_weight.columns);
+        case QE_OP_SWIGLU_QUANTIZE: return takes_target(&args->swiglu.target, args->swiglu.rows, args->swiglu.ffn);
+        case QE_OP_SWIGLU_BACKWARD_QUANTIZE:
+            return args->swiglu_backward.target.retained.codes != NULL &&
+                   takes_target(&args->swiglu_backward.target, args->swiglu_backward.rows, args->swiglu_backward.ffn);
+        default: return 0;
+    }
+}
+
+/* --- arguments -------------------------------------------------------------------------------------------------- */
+
+static qe_te_tensor values(const void *at, uint32_t rows, uint32_t columns, qe_format format) {
+    return (qe_te_tensor){.by_rows = (void *)(uintptr_t)at, .rows = rows, .columns = columns,
+                          .format = (uint8_t)format};
+}
+
+static qe_te_tensor operand_of(const qe_qtensor *tensor) {
+    return (qe_te_tensor){.by_rows = tensor->transposed ? NULL : tensor->codes,
+                          .by_columns = tensor->transposed ? tensor->codes : NULL,
+                          .scale_inv = is_code(tensor->format) ? tensor->scale_inv : NULL,
+                          .rows = tensor->rows, .columns = tensor->columns, .format = tensor->format};
+}
+
+static qe_te_tensor target_of(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
+    return (qe_te_tensor){.by_rows = target->operand.codes, .by_columns = target->retained.codes,
+                          .scale = target->scale, .amax = target->amax, .scale_inv = target->operand.scale_inv,
+                          .rows = rows, .columns = columns, .format = target->format};
+}
+
+/* --- runs ------------------------------------------------------------------------------------------------------- */
+
+static qe_status multiply(const qe_te_context *te, qe_te_product *product, cudaStream_t stream, qe_error *error_out) {
+    product->workspace = te->workspace;
+    product->workspace_bytes = QE_TE_WORKSPACE_BYTES;
+    return qe_te_multiply(te->library, product, stream, error_out);
+}
+
+static qe_status linear_queue(const qe_te_context *te, const qe_args_linear *args, cudaStream_t stream,
+                              qe_error *error_out) {
+    qe_te_product product = {.a = operand_of(&args->w), .b = operand_of(&args->x), .turn_a = 1,
+                             .result = values(args->y, args->rows, args->out, QE_FORMAT_BF16),
+                             .adds = args->residual != NULL, .accumulation = args->accumulation};
+    const uint64_t bytes = (uint64_t)args->rows * args->out * qe_format_bytes(QE_FORMAT_BF16);
+    if (args->residual != NULL && args->residual != args->y) /* its products add in place alone */
+        QE_TRY(qe_cuda_copy(args->residual, args->y, bytes, stream));
+    return multiply(te, &product, stream, error_out);
+}
+
+static qe_status input_grad_queue(const qe_te_context *te, const qe_args_linear_input_grad *args, cudaStream_t stream,
+                                  qe_error *error_out) {
+    qe_te_product product = {.a = operand_of(&args->w), .b = operand_of(&args->dy),
+                             .result = values(args->dx, args->rows, args->in, QE_FORMAT_BF16),
+                             .accumulation = args->accumulation};
+    return multiply(te, &product, stream, error_out);
+}
+
+static qe_status weight_grad_queue(const qe_te_context *te, const qe_args_linear_weight_grad *args,
+                                   cudaStream_t stream, qe_error *error_out) {
+    qe_te_product product = {.a = operand_of(&args->x), .b = operand_of(&args->dy), .turn_b = 1,
+                             .result = values(args->grad, args->out, args->in, QE_FORMAT_FP32),
+                             .adds = !args->set, .accumulation = args->accumulation};
+    return multiply(te, &product, stream, error_out);
+}
+
+static qe_status quantize_queue(const qe_te_context *te, const qe_args_quantize *args, cudaStream_t stream,
+                                qe_error *error_out) {
+    const qe_te_tensor from = values(args->x, args->rows, args->columns, QE_FORMAT_BF16);
+    const qe_te_tensor to = target_of(&args->target, args->rows, args->columns);
+    return qe_te_quantize(te->library, &from, &to, stream, error_out);
+}
+
+static qe_status weight_queue(const qe_te_context *te, const qe_args_quantize_weight *args, cudaStream_t stream,
+                              qe_error *error_out) {
+    const qe_te_tensor from = values(args->w, args->rows, args->columns, QE_FORMAT_FP32);
+    const qe_te_tensor to = target_of(&args->target, args->rows, args->columns);
+    QE_TRY(qe_te_quantize(te->library, &from, &to, stream, error_out));
+    if (args->key == NULL) return QE_OK;
+    QE_TRY(qe_cuda_copy(args->weight_witness, &args->key[0], sizeof *args->key, stream));
+    return qe_cuda_copy(args->scale_epoch, &args->key[1], sizeof *args->key, stream);
+}
+
+static qe_status swiglu_queue(const qe_te_context *te, const qe_args_swiglu *args, cudaStream_t stream,
+                              qe_error *error_out) {
+    const qe_te_tensor from = values(args->gate_up, args->rows, 2 * args->ffn, QE_FORMAT_BF16);
+    const qe_te_tensor to = target_of(&args->target, args->rows, args->ffn);
+    return qe_te_swiglu(te->library, &from, &to, stream, error_out);
+}
+
+static qe_status swiglu_backward_queue(const qe_te_context *te, const qe_args_swiglu_backward *args,
+                                       cudaStream_t stream, qe_error *error_out) {
+    const qe_te_tensor dy = values(args->dy, args->rows, args->ffn, QE_FORMAT_BF16);
+    const qe_te_tensor gate_up = values(args->gate_up, args->rows, 2 * args->ffn, QE_FORMAT_BF16);
+    const qe_te_tensor to = target_of(&args->target, args->rows, 2 * args->ffn);
+    return qe_te_swiglu_backward(te->library, &dy, &gate_up, &to, stream, error_out);
+}
+
+qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out) {
+    qe_product product;
+    (void)context;
+    if (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD && op->kind != QE_OP_LINEAR_WEIGHT_GRAD)
+        return QE_OK;
+    return qe_product_of(op, &product, error_out);
+}
+
+qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
+    const qe_te_context *te = context;
+    const qe_op_args *args = &op->args;
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR: return linear_queue(te, &args->linear, stream, error_out);
+        case QE_OP_LINEAR_INPUT_GRAD: return input_grad_queue(te, &args->linear_input_grad, stream, error_out);
+        case QE_OP_LINEAR_WEIGHT_GRAD: return weight_grad_queue(te, &args->linear_weight_grad, stream, error_out);
+        case QE_OP_QUANTIZE: return quantize_queue(te, &args->quantize, stream, error_out);
+        case QE_OP_QUANTIZE_WEIGHT: return weight_queue(te, &args->quantize_weight, stream, error_out);
+        case QE_OP_SWIGLU_QUANTIZE: return swiglu_queue(te, &args->swiglu, stream, error_out);
+        case QE_OP_SWIGLU_BACKWARD_QUANTIZE:
+            return swiglu_backward_queue(te, &args->swiglu_backward, stream, error_out);
+        default: break;
+    }
+    QE_ASSERT(!qe_te_takes(op));
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "%s is not Transformer Engine's", qe_op_name(op->kind));
+}

@@ -1,0 +1,25 @@
+/* ops.h - which ops Transformer Engine runs, and their arguments in its words. */
+#ifndef QE_TE_OPS_H
+#define QE_TE_OPS_H
+
+#include <cuda_runtime_api.h>
+#include "backend/te/shim.h"
+#include "qeffect/backend.h"
+
+/* What Transformer Engine gives on Hopper under PyTorch: 32 MiB and room to align. A heuristic chooses by it, so theirs
+ * is taken. */
+enum { QE_TE_WORKSPACE_BYTES = (32 << 20) + 1024 };
+
+typedef struct qe_te_context {
+    qe_te_library *library;
+    qe_device *device;
+    void *workspace; /* [QE_TE_WORKSPACE_BYTES], for all products of the device: they run on its compute stream */
+} qe_te_context;
+
+/* Is the op's kernel Transformer Engine's? Where it is not, the cuda backend runs its own. */
+int qe_te_takes(const qe_op *op);
+/* On failure: QE_ERROR_UNSUPPORTED, in words, for a product that no matrix unit computes. */
+qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out);
+qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out);
+
+#endif

@@ -1,0 +1,205 @@
+// shim.cpp - see shim.h. The only file that includes Transformer Engine's headers, and the only one in C++.
+#include "backend/te/shim.h"
+
+#include <dlfcn.h>
+#include <transformer_engine/activation.h>
+#include <transformer_engine/cast.h>
+#include <transformer_engine/gemm.h>
+#include <transformer_engine/transformer_engine.h>
+#include <transformer_engine/transpose.h>
+
+#include <exception>
+#include <memory>
+#include <new>
+
+// Compiled kernels come from NVRTC, whose functions Transformer Engine expects among those that are loaded already.
+static const char NVRTC[] = "libnvrtc.so.13";
+
+#define QE_TE_FUNCTIONS(of) \
+    of(nvte_create_tensor) of(nvte_destroy_tensor) of(nvte_set_tensor_param_v2) of(nvte_create_matmul_config) \
+    of(nvte_destroy_matmul_config) of(nvte_set_matmul_config_attribute) of(nvte_cublas_gemm_v2) \
+    of(nvte_quantize_v2) of(nvte_swiglu) of(nvte_dswiglu_cast_transpose)
+
+// Loaded when asked for and not linked: the program runs where there is no Transformer Engine.
+struct qe_te_library {
+    void *engine = nullptr;
+    NVTEMatmulConfig accumulation[2] = {nullptr, nullptr}; // by qe_accumulation
+#define QE_TE_FIELD(name) decltype(&::name) name = nullptr;
+    QE_TE_FUNCTIONS(QE_TE_FIELD)
+#undef QE_TE_FIELD
+};
+
+namespace {
+
+// While it lives, calls that a capture forbids are allowed: Transformer Engine compiles and loads kernels, and makes a
+// handle of cuBLASLt, when a thread first needs them. None of that becomes part of the capture.
+class relaxed {
+public:
+    relaxed() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~relaxed() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    relaxed(const relaxed &) = delete;
+    relaxed &operator=(const relaxed &) = delete;
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+template <typename Call>
+qe_status guarded(const char *what, qe_error *error_out, const Call &call) noexcept {
+    try {
+        const relaxed mode;
+        call();
+        return QE_OK;
+    } catch (const std::bad_alloc &) {
+        return qe_error_set(error_out, QE_ERROR_MEMORY, nullptr, "Transformer Engine: no memory for %s", what);
+    } catch (const std::exception &thrown) {
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "Transformer Engine, %s: %s", what, thrown.what());
+    } catch (...) {
+        return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "Transformer Engine, %s: something was thrown", what);
+    }
+}
+
+NVTEDType type_of(uint8_t format) {
+    switch (format) {
+        case QE_FORMAT_E4M3: return kNVTEFloat8E4M3;
+        case QE_FORMAT_E5M2: return kNVTEFloat8E5M2;
+        case QE_FORMAT_BF16: return kNVTEBFloat16;
+        default: return kNVTEFloat32;
+    }
+}
+
+// Transformer Engine's tensor, for as long as a call takes: it reads them on the host, at once.
+class tensor {
+public:
+    explicit tensor(const qe_te_library *library)
+        : library_(library), handle_(library->nvte_create_tensor(NVTE_DELAYED_TENSOR_SCALING)) {}
+    tensor(const qe_te_library *library, const qe_te_tensor &from) : tensor(library) {
+        const NVTEDType type = type_of(from.format);
+        set(kNVTERowwiseData, from.by_rows, type, from.rows, from.columns);
+        set(kNVTEColumnwiseData, from.by_columns, type, from.columns, from.rows);
+        word(kNVTEScale, from.scale);
+        word(kNVTEAmax, from.amax);
+        if (from.by_rows != nullptr) word(kNVTERowwiseScaleInv, from.scale_inv);
+        if (from.by_columns != nullptr) word(kNVTEColumnwiseScaleInv, from.scale_inv);
+    }
+    ~tensor() { library_->nvte_destroy_tensor(handle_); }
+    tensor(const tensor &) = delete;
+    tensor &operator=(const tensor &) = delete;
+
+    NVTETensor get() const { return handle_; }
+
+    void bytes(void *at, size_t count) {
+        if (at != nullptr) put(kNVTERowwiseData, {at, kNVTEByte, {{count}, 1}});
+    }
+
+private:
+    void put(NVTETensorParam which, const NVTEBasicTensor &what) {
+        library_->nvte_set_tensor_param_v2(handle_, which, &what, sizeof what);
+    }
+    void set(NVTETensorParam which, void *at, NVTEDType type, size_t rows, size_t columns) {
+        if (at != nullptr) put(which, {at, type, {{rows, columns}, 2}});
+    }
+    void word(NVTETensorParam which, const float *at) {
+        if (at != nullptr) put(which, {const_cast<float *>(at), kNVTEFloat32, {{1}, 1}});
+    }
+
+    const qe_te_library *library_;
+    NVTETensor handle_;
+};
+
+qe_status unsupported(const char *what, qe_error *error_out) {
+    const char *found = dlerror();
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "add the folders of libtransformer_engine.so's own libraries (CUDA 13's cuBLAS, NVRTC and "
+                        "runtime, cuDNN 9, NCCL 2) to LD_LIBRARY_PATH, or use --device cuda",
+                        "%s cannot be loaded: %s", what, found != nullptr ? found : "no reason given");
+}
+
+qe_status functions_find(qe_te_library *library, qe_error *error_out) {
+#define QE_TE_FIND(name) \
+    library->name = reinterpret_cast<decltype(&::name)>(dlsym(library->engine, #name)); \
+    if (library->name == nullptr) return unsupported(#name, error_out);
+    QE_TE_FUNCTIONS(QE_TE_FIND)
+#undef QE_TE_FIND
+    return QE_OK;
+}
+
+qe_status library_fill(qe_te_library *library, const char *path, qe_error *error_out) {
+    if (dlopen(NVRTC, RTLD_LAZY | RTLD_GLOBAL) == nullptr) return unsupported(NVRTC, error_out);
+    library->engine = dlopen(path, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
+    if (library->engine == nullptr) return unsupported(path, error_out);
+    const qe_status status = functions_find(library, error_out);
+    if (status != QE_OK) return status;
+    return guarded("settings of products", error_out, [&] {
+        for (uint8_t split = 0; split < 2; ++split) {
+            library->accumulation[split] = library->nvte_create_matmul_config();
+            library->nvte_set_matmul_config_attribute(library->accumulation[split],
+                                                      kNVTEMatmulConfigUseSplitAccumulator, &split, sizeof split);
+        }
+    });
+}
+
+} // namespace
+
+static_assert(QE_ACCUMULATE_FAST == 0 && QE_ACCUMULATE_SPLIT == 1, "settings are found by qe_accumulation");
+
+qe_status qe_te_library_open(const char *path, qe_te_library **library_out, qe_error *error_out) {
+    qe_te_library *library = new (std::nothrow) qe_te_library;
+    if (library == nullptr) return qe_error_set(error_out, QE_ERROR_MEMORY, nullptr, "no memory for a library");
+    const qe_status status = library_fill(library, path, error_out);
+    if (status != QE_OK) {
+        qe_te_library_close(library);
+        return status;
+    }
+    *library_out = library;
+    return QE_OK;
+}
+
+void qe_te_library_close(qe_te_library *library) {
+    if (library == nullptr) return;
+    (void)guarded("settings of products", nullptr, [&] {
+        for (NVTEMatmulConfig config : library->accumulation)
+            if (config != nullptr) library->nvte_destroy_matmul_config(config);
+    });
+    if (library->engine != nullptr) (void)dlclose(library->engine);
+    delete library;
+}
+
+qe_status qe_te_quantize(const qe_te_library *library, const qe_te_tensor *from, const qe_te_tensor *to, void *stream,
+                         qe_error *error_out) {
+    return guarded("quantize", error_out, [&] {
+        const tensor input(library, *from), output(library, *to);
+        library->nvte_quantize_v2(input.get(), output.get(), nullptr, static_cast<cudaStream_t>(stream));
+    });
+}
+
+qe_status qe_te_swiglu(const qe_te_library *library, const qe_te_tensor *gate_up, const qe_te_tensor *to, void *stream,
+                       qe_error *error_out) {
+    return guarded("swiglu", error_out, [&] {
+        const tensor input(library, *gate_up), output(library, *to);
+        library->nvte_swiglu(input.get(), output.get(), static_cast<cudaStream_t>(stream));
+    });
+}
+
+qe_status qe_te_swiglu_backward(const qe_te_library *library, const qe_te_tensor *dy, const qe_te_tensor *gate_up,
+                                const qe_te_tensor *to, void *stream, qe_error *error_out) {
+    return guarded("swiglu backward", error_out, [&] {
+        const tensor gradient(library, *dy), input(library, *gate_up), output(library, *to);
+        library->nvte_dswiglu_cast_transpose(gradient.get(), input.get(), output.get(),
+                                             static_cast<cudaStream_t>(stream));
+    });
+}
+
+qe_status qe_te_multiply(const qe_te_library *library, const qe_te_product *product, void *stream,
+                         qe_error *error_out) {
+    return guarded("a product", error_out, [&] {
+        const float alpha = 1.0f, beta = product->adds ? 1.0f : 0.0f;
+        const tensor a(library, product->a), b(library, product->b), result(library, product->result);
+        tensor workspace(library);
+        workspace.bytes(product->workspace, product->workspace_bytes);
+        // Transformer Engine takes what is added and what results only as one tensor.
+        library->nvte_cublas_gemm_v2(product->turn_a, product->turn_b, &alpha, a.get(), b.get(), &beta, result.get(),
+                                     result.get(), workspace.get(), library->accumulation[product->accumulation],
+                                     static_cast<cudaStream_t>(stream));
+    });
+}
