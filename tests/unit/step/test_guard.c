@@ -2,6 +2,7 @@
  * slipped onto the compute stream between two graphs of a running step and lands on an object's witness word. */
 #include "step_world.h"
 
+#include "base/assert.h"
 #include "step/guard.h"
 
 enum { STEPS = 4 };
@@ -14,15 +15,30 @@ typedef struct rogue {
 static rogue planted;
 static struct {
     uint32_t countdown; /* launches until the one that goes wrong; 0: none does */
-    int twice;          /* it is launched twice; else not at all */
+    int once, again;    /* it is launched in its turn; it is launched later */
+    uint32_t later;     /* behind so many other launches; 0: at once */
+    qe_graph *held;     /* what is to be launched yet */
 } slip;
 static const uint64_t garbage = UINT64_C(0x0123456789abcdef);
 
+static qe_status launch_held(qe_stream *stream) {
+    qe_graph *graph = slip.held;
+    slip.held = NULL;
+    return qe_host_backend()->graph->launch(graph, stream);
+}
+
+static qe_status launch_and_slip(qe_graph *graph, qe_stream *stream) {
+    int slips = --slip.countdown == 0;
+    if (!slips || slip.once) QE_TRY(qe_host_backend()->graph->launch(graph, stream));
+    if (slips && slip.again) slip.held = graph;
+    return slip.held != NULL && slip.later == 0 ? launch_held(stream) : QE_OK;
+}
+
 static qe_status launch_with_rogue(qe_graph *graph, qe_stream *stream) {
-    if (slip.countdown > 0 && --slip.countdown == 0) {
-        if (!slip.twice) return QE_OK;
-        qe_status status = qe_host_backend()->graph->launch(graph, stream);
-        if (status != QE_OK) return status;
+    if (slip.countdown > 0) return launch_and_slip(graph, stream);
+    if (slip.held != NULL) {
+        QE_TRY(qe_host_backend()->graph->launch(graph, stream));
+        return --slip.later == 0 ? launch_held(stream) : QE_OK;
     }
     if (planted.countdown > 0 && --planted.countdown == 0) {
         qe_status status = qe_host_backend()->stream->submit(stream, &planted.op);
@@ -101,45 +117,69 @@ static void an_undeclared_write_is_trapped_before_it_reaches_a_weight(void **sta
         }
 }
 
-/* The launch of a step that runs the weight gradients of a microbatch, from 1. */
-static uint32_t launch_of_w(const world *w, uint32_t microbatch) {
+/* The launch of a step, from 1, that runs the weight gradients of a microbatch, or takes the gradients. */
+static uint32_t launch_of(const world *w, qe_unit_kind kind, uint32_t microbatch) {
     const qe_binding *binding = &w->team->ranks[0].train;
     for (uint32_t s = 0; s < binding->segment_count; s++) {
         const qe_unit *unit = &binding->rank_plan->units[binding->rank_plan->item_unit[binding->segments[s].first]];
-        if (unit->kind == QE_UNIT_W && unit->microbatch == microbatch) return s + 1;
+        if (unit->kind == kind && (kind == QE_UNIT_TAKE || unit->microbatch == microbatch)) return s + 1;
     }
-    fail_msg("no weight gradients of microbatch %u", microbatch);
+    fail_msg("no launch of microbatch %u", microbatch);
     return 0;
 }
+
+/* One launch of a step goes wrong as `slip` says; the step is trapped by `rule`, and all is as if it had not been. */
+static void a_slip_is_trapped(uint32_t microbatch, int once, int again, qe_unit_kind behind, qe_rule rule) {
+    world w, quiet;
+    qe_backend backend;
+    qe_graph_ops graph;
+    world_options options = {.capture = QE_CAPTURE_ACTION}, usual = {.capture = QE_CAPTURE_ACTION};
+    world_open(&quiet, &usual);
+    steps(&quiet, STEPS);
+    open_rogue_world(&w, &options, &backend, &graph);
+    steps(&w, 2);
+    world_hash before = world_state(&w);
+    slip.countdown = launch_of(&w, QE_UNIT_W, microbatch);
+    slip.once = once;
+    slip.again = again;
+    slip.later = behind == QE_UNIT_LOAD ? 0 : launch_of(&w, behind, microbatch + 1) - slip.countdown;
+    qe_status status = world_try_step(&w, 0);
+    assert_int_equal(slip.countdown, 0);
+    assert_null(slip.held);
+    const qe_violation *found = &w.result.violations.record[0];
+    assert_int_equal(status, QE_CONTRACT);
+    assert_int_equal(found->rule, rule);
+    assert_int_equal(qe_team_program(w.team, 0)->objects[found->object].kind, QE_OBJECT_GRAD);
+    assert_string_equal(before.text, world_state(&w).text);
+    steps(&w, STEPS - 2);
+    assert_string_equal(world_state(&quiet).text, world_state(&w).text);
+    world_close(&w);
+    world_close(&quiet);
+}
+
+enum { SLIP_MICROBATCHES = 4 };
 
 /* No declaration tells of it: the device is given a graph once more, or once less, than the ledger was. */
 static void deposits_that_are_run_twice_or_not_at_all_are_trapped_on_the_device(void **state) {
     (void)state;
-    for (uint32_t microbatch = 0; microbatch < 4; microbatch++)
-        for (int twice = 0; twice < 2; twice++) {
-            world w, quiet;
-            qe_backend backend;
-            qe_graph_ops graph;
-            world_options options = {.capture = QE_CAPTURE_ACTION}, usual = {.capture = QE_CAPTURE_ACTION};
-            world_open(&quiet, &usual);
-            steps(&quiet, STEPS);
-            open_rogue_world(&w, &options, &backend, &graph);
-            steps(&w, 2);
-            world_hash before = world_state(&w);
-            slip.countdown = launch_of_w(&w, microbatch);
-            slip.twice = twice;
-            qe_status status = world_try_step(&w, 0);
-            assert_int_equal(slip.countdown, 0);
-            const qe_violation *found = &w.result.violations.record[0];
-            assert_int_equal(status, QE_CONTRACT);
-            assert_int_equal(found->rule, twice ? QE_RULE_GRAD_TWICE : QE_RULE_GRAD_MISSING);
-            assert_int_equal(qe_team_program(w.team, 0)->objects[found->object].kind, QE_OBJECT_GRAD);
-            assert_string_equal(before.text, world_state(&w).text);
-            steps(&w, STEPS - 2);
-            assert_string_equal(world_state(&quiet).text, world_state(&w).text);
-            world_close(&w);
-            world_close(&quiet);
-        }
+    for (uint32_t microbatch = 0; microbatch < SLIP_MICROBATCHES; microbatch++) {
+        a_slip_is_trapped(microbatch, 1, 1, QE_UNIT_LOAD, QE_RULE_GRAD_TWICE);
+        a_slip_is_trapped(microbatch, 0, 0, QE_UNIT_LOAD, QE_RULE_GRAD_MISSING);
+    }
+}
+
+/* The later microbatch finds one deposit too few. */
+static void deposits_that_are_run_behind_the_next_ones_are_trapped_on_the_device(void **state) {
+    (void)state;
+    for (uint32_t microbatch = 0; microbatch + 1 < SLIP_MICROBATCHES; microbatch++)
+        a_slip_is_trapped(microbatch, 0, 1, QE_UNIT_W, QE_RULE_GRAD_MISSING);
+}
+
+/* What has been taken holds every deposit that was due: one more is one too many. */
+static void a_deposit_that_is_run_once_more_behind_the_take_is_trapped_on_the_device(void **state) {
+    (void)state;
+    for (uint32_t microbatch = 0; microbatch < SLIP_MICROBATCHES; microbatch++)
+        a_slip_is_trapped(microbatch, 1, 1, QE_UNIT_TAKE, QE_RULE_GRAD_TWICE);
 }
 
 static int verdict_is_lost; /* once */
@@ -267,6 +307,8 @@ int main(void) {
         cmocka_unit_test(without_contracts_nobody_sees_it),
         cmocka_unit_test(words_count_what_was_done),
         cmocka_unit_test(deposits_that_are_run_twice_or_not_at_all_are_trapped_on_the_device),
+        cmocka_unit_test(deposits_that_are_run_behind_the_next_ones_are_trapped_on_the_device),
+        cmocka_unit_test(a_deposit_that_is_run_once_more_behind_the_take_is_trapped_on_the_device),
         cmocka_unit_test(a_commit_behind_a_guard_that_fired_is_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
