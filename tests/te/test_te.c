@@ -92,22 +92,24 @@ static void a_target_is_taken_as_transformer_engine_writes_it(void) {
     op = quantize_op(QE_RECIPE_DELAYED);
     op.args.quantize.columns = 120;
     assert_false(qe_te_takes(&op));
-    for (qe_recipe_kind recipe = QE_RECIPE_CURRENT; recipe <= QE_RECIPE_FP32; recipe++) {
+    op = quantize_op(QE_RECIPE_CURRENT);
+    assert_true(qe_te_takes(&op));
+    for (qe_recipe_kind recipe = QE_RECIPE_BLOCK; recipe <= QE_RECIPE_FP32; recipe++) {
         op = quantize_op(recipe);
         assert_false(qe_te_takes(&op));
     }
 }
 
-static void a_weight_is_taken_with_its_key_or_without(void) {
-    const qe_op from = quantize_op(QE_RECIPE_DELAYED);
-    qe_op op = {.kind = QE_OP_QUANTIZE_WEIGHT};
-    op.args.quantize_weight =
-        (qe_args_quantize_weight){.w = somewhere, .rows = 64, .columns = 128, .target = from.args.quantize.target};
-    assert_true(qe_te_takes(&op));
-    op.args.quantize_weight.key = somewhere;
-    assert_false(qe_te_takes(&op));
-    op.args.quantize_weight.weight_witness = op.args.quantize_weight.scale_epoch = somewhere;
-    assert_true(qe_te_takes(&op));
+static void swiglu_is_taken_under_delayed_scaling(void) {
+    for (qe_recipe_kind recipe = QE_RECIPE_DELAYED; recipe <= QE_RECIPE_FP32; recipe++) {
+        const qe_op from = quantize_op(recipe);
+        qe_op forward = {.kind = QE_OP_SWIGLU_QUANTIZE}, backward = {.kind = QE_OP_SWIGLU_BACKWARD_QUANTIZE};
+        forward.args.swiglu.target = backward.args.swiglu_backward.target = from.args.quantize.target;
+        assert_int_equal(qe_te_takes(&forward), recipe == QE_RECIPE_DELAYED);
+        assert_int_equal(qe_te_takes(&backward), recipe == QE_RECIPE_DELAYED);
+        backward.args.swiglu_backward.target.retained.codes = NULL;
+        assert_false(qe_te_takes(&backward));
+    }
 }
 
 static void products_of_fp32_and_of_blocks_are_not_taken(void) {
@@ -174,7 +176,7 @@ int main(void) {
     const char *folder = getenv("QE_TE");
     setvbuf(stdout, NULL, _IOLBF, 0);
     a_target_is_taken_as_transformer_engine_writes_it();
-    a_weight_is_taken_with_its_key_or_without();
+    swiglu_is_taken_under_delayed_scaling();
     products_of_fp32_and_of_blocks_are_not_taken();
     ops_without_a_kernel_of_its_kind_are_the_cuda_backends();
     a_library_that_is_not_there_is_refused_in_words();

@@ -23,18 +23,22 @@ static int takes_weight_grad(const qe_args_linear_weight_grad *args) {
     return !qe_product_decodes(args) && takes_operand(&args->x, 1) && takes_operand(&args->dy, 1);
 }
 
-/* It makes codes by rows, and their transpose beside them, under a scale that is there beforehand; the two share the
- * word of the inverse scale. */
-static int takes_target(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
+/* It makes codes by rows, and their transpose beside them; the two share the word of the inverse scale. */
+static int takes_codes(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
     const qe_qtensor *operand = &target->operand, *retained = &target->retained;
-    if (target->recipe != QE_RECIPE_DELAYED || rows % WHOLE != 0 || columns % WHOLE != 0) return 0;
+    if (!is_code(target->format) || rows % WHOLE != 0 || columns % WHOLE != 0) return 0;
     if (operand->codes == NULL || operand->transposed || operand->scale_inv == NULL) return 0;
     return retained->codes == NULL || (retained->transposed && retained->scale_inv == operand->scale_inv);
 }
 
-/* The key that travels with a cached weight is copied behind it. */
-static int takes_key(const qe_args_quantize_weight *args) {
-    return args->key == NULL || (args->weight_witness != NULL && args->scale_epoch != NULL);
+/* Under a scale that is there beforehand. */
+static int takes_scaled(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
+    return target->recipe == QE_RECIPE_DELAYED && takes_codes(target, rows, columns);
+}
+
+static int takes_target(const qe_quantize_target *target, uint32_t rows, uint32_t columns) {
+    return (target->recipe == QE_RECIPE_DELAYED || target->recipe == QE_RECIPE_CURRENT) &&
+           takes_codes(target, rows, columns);
 }
 
 int qe_te_takes(const qe_op *op) {
@@ -47,13 +51,12 @@ int qe_te_takes(const qe_op *op) {
         case QE_OP_QUANTIZE:
             return takes_target(&args->quantize.target, args->quantize.rows, args->quantize.columns);
         case QE_OP_QUANTIZE_WEIGHT:
-            return takes_key(&args->quantize_weight) &&
-                   takes_target(&args->quantize_weight.target, args->quantize_weight.rows,
+            return takes_target(&args->quantize_weight.target, args->quantize_weight.rows,
                                 args->quantize_weight.columns);
-        case QE_OP_SWIGLU_QUANTIZE: return takes_target(&args->swiglu.target, args->swiglu.rows, args->swiglu.ffn);
+        case QE_OP_SWIGLU_QUANTIZE: return takes_scaled(&args->swiglu.target, args->swiglu.rows, args->swiglu.ffn);
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE:
             return args->swiglu_backward.target.retained.codes != NULL &&
-                   takes_target(&args->swiglu_backward.target, args->swiglu_backward.rows, args->swiglu_backward.ffn);
+                   takes_scaled(&args->swiglu_backward.target, args->swiglu_backward.rows, args->swiglu_backward.ffn);
         default: return 0;
     }
 }
@@ -113,21 +116,36 @@ static qe_status weight_grad_queue(const qe_te_context *te, const qe_args_linear
     return multiply(te, &product, stream, error_out);
 }
 
+static qe_status fill(const qe_te_context *te, const qe_te_tensor *from, const qe_quantize_target *target,
+                      cudaStream_t stream, qe_error *error_out) {
+    qe_te_tensor to = target_of(target, from->rows, from->columns);
+    if (target->recipe == QE_RECIPE_DELAYED) return qe_te_quantize(te->library, from, &to, stream, error_out);
+    to.scale = &te->scratch[0];
+    to.amax = &te->scratch[1];
+    return qe_te_quantize_current(te->library, from, &to, stream, error_out);
+}
+
 static qe_status quantize_queue(const qe_te_context *te, const qe_args_quantize *args, cudaStream_t stream,
                                 qe_error *error_out) {
     const qe_te_tensor from = values(args->x, args->rows, args->columns, QE_FORMAT_BF16);
-    const qe_te_tensor to = target_of(&args->target, args->rows, args->columns);
-    return qe_te_quantize(te->library, &from, &to, stream, error_out);
+    return fill(te, &from, &args->target, stream, error_out);
+}
+
+/* The key that travels with a cached weight goes behind it; without a scale the epoch is 0. */
+static qe_status key_write(const qe_args_quantize_weight *args, cudaStream_t stream, qe_error *error_out) {
+    if (args->key == NULL) return QE_OK;
+    QE_TRY(qe_cuda_copy(args->weight_witness, &args->key[0], sizeof *args->key, stream));
+    if (args->scale_epoch != NULL) return qe_cuda_copy(args->scale_epoch, &args->key[1], sizeof *args->key, stream);
+    const cudaError_t code = cudaMemsetAsync(&args->key[1], 0, sizeof *args->key, stream);
+    if (code == cudaSuccess) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "the key of a cached weight: %s", cudaGetErrorString(code));
 }
 
 static qe_status weight_queue(const qe_te_context *te, const qe_args_quantize_weight *args, cudaStream_t stream,
                               qe_error *error_out) {
     const qe_te_tensor from = values(args->w, args->rows, args->columns, QE_FORMAT_FP32);
-    const qe_te_tensor to = target_of(&args->target, args->rows, args->columns);
-    QE_TRY(qe_te_quantize(te->library, &from, &to, stream, error_out));
-    if (args->key == NULL) return QE_OK;
-    QE_TRY(qe_cuda_copy(args->weight_witness, &args->key[0], sizeof *args->key, stream));
-    return qe_cuda_copy(args->scale_epoch, &args->key[1], sizeof *args->key, stream);
+    QE_TRY(fill(te, &from, &args->target, stream, error_out));
+    return key_write(args, stream, error_out);
 }
 
 static qe_status swiglu_queue(const qe_te_context *te, const qe_args_swiglu *args, cudaStream_t stream,

@@ -13,7 +13,9 @@ enum { QE_TE_WORKSPACE_BYTES = (32 << 20) + 1024 };
 typedef struct qe_te_context {
     qe_te_library *library;
     qe_device *device;
-    void *workspace; /* [QE_TE_WORKSPACE_BYTES], for all products of the device: they run on its compute stream */
+    /* Of all ops of the device: they run on its compute stream. */
+    void *workspace; /* [QE_TE_WORKSPACE_BYTES], of products */
+    float *scratch;  /* [2] scale and amax, between the kernels of one op */
 } qe_te_context;
 
 /* Is the op's kernel Transformer Engine's? Where it is not, the cuda backend runs its own. */

@@ -5,6 +5,7 @@
 #include <transformer_engine/activation.h>
 #include <transformer_engine/cast.h>
 #include <transformer_engine/gemm.h>
+#include <transformer_engine/recipe.h>
 #include <transformer_engine/transformer_engine.h>
 #include <transformer_engine/transpose.h>
 
@@ -18,12 +19,14 @@ static const char NVRTC[] = "libnvrtc.so.13";
 #define QE_TE_FUNCTIONS(of) \
     of(nvte_create_tensor) of(nvte_destroy_tensor) of(nvte_set_tensor_param_v2) of(nvte_create_matmul_config) \
     of(nvte_destroy_matmul_config) of(nvte_set_matmul_config_attribute) of(nvte_cublas_gemm_v2) \
-    of(nvte_quantize_v2) of(nvte_swiglu) of(nvte_dswiglu_cast_transpose)
+    of(nvte_create_quantization_config) of(nvte_destroy_quantization_config) of(nvte_compute_amax) \
+    of(nvte_compute_scale_from_amax) of(nvte_quantize_v2) of(nvte_swiglu) of(nvte_dswiglu_cast_transpose)
 
 // Loaded when asked for and not linked: the program runs where there is no Transformer Engine.
 struct qe_te_library {
     void *engine = nullptr;
     NVTEMatmulConfig accumulation[2] = {nullptr, nullptr}; // by qe_accumulation
+    NVTEQuantizationConfig current = nullptr; // its defaults: any scale, and no epsilon
 #define QE_TE_FIELD(name) decltype(&::name) name = nullptr;
     QE_TE_FUNCTIONS(QE_TE_FIELD)
 #undef QE_TE_FIELD
@@ -130,7 +133,8 @@ qe_status library_fill(qe_te_library *library, const char *path, qe_error *error
     if (library->engine == nullptr) return unsupported(path, error_out);
     const qe_status status = functions_find(library, error_out);
     if (status != QE_OK) return status;
-    return guarded("settings of products", error_out, [&] {
+    return guarded("settings", error_out, [&] {
+        library->current = library->nvte_create_quantization_config();
         for (uint8_t split = 0; split < 2; ++split) {
             library->accumulation[split] = library->nvte_create_matmul_config();
             library->nvte_set_matmul_config_attribute(library->accumulation[split],
@@ -157,7 +161,8 @@ qe_status qe_te_library_open(const char *path, qe_te_library **library_out, qe_e
 
 void qe_te_library_close(qe_te_library *library) {
     if (library == nullptr) return;
-    (void)guarded("settings of products", nullptr, [&] {
+    (void)guarded("settings", nullptr, [&] {
+        if (library->current != nullptr) library->nvte_destroy_quantization_config(library->current);
         for (NVTEMatmulConfig config : library->accumulation)
             if (config != nullptr) library->nvte_destroy_matmul_config(config);
     });
@@ -170,6 +175,19 @@ qe_status qe_te_quantize(const qe_te_library *library, const qe_te_tensor *from,
     return guarded("quantize", error_out, [&] {
         const tensor input(library, *from), output(library, *to);
         library->nvte_quantize_v2(input.get(), output.get(), nullptr, static_cast<cudaStream_t>(stream));
+    });
+}
+
+qe_status qe_te_quantize_current(const qe_te_library *library, const qe_te_tensor *from, const qe_te_tensor *to,
+                                 void *stream, qe_error *error_out) {
+    return guarded("quantize under current scaling", error_out, [&] {
+        const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+        qe_te_tensor unmeasured = *to; // codes are made without measuring again
+        unmeasured.amax = nullptr;
+        const tensor input(library, *from), measured(library, *to), output(library, unmeasured);
+        library->nvte_compute_amax(input.get(), measured.get(), queue);
+        library->nvte_compute_scale_from_amax(measured.get(), library->current, queue);
+        library->nvte_quantize_v2(input.get(), output.get(), nullptr, queue);
     });
 }
 

@@ -47,6 +47,9 @@ void qe_te_library_close(qe_te_library *library);
  * that is there. */
 qe_status qe_te_quantize(const qe_te_library *library, const qe_te_tensor *from, const qe_te_tensor *to, void *stream,
                          qe_error *error_out);
+/* The scale is made from the largest |from| first. to->scale and to->amax are scratch, and both are written. */
+qe_status qe_te_quantize_current(const qe_te_library *library, const qe_te_tensor *from, const qe_te_tensor *to,
+                                 void *stream, qe_error *error_out);
 qe_status qe_te_swiglu(const qe_te_library *library, const qe_te_tensor *gate_up, const qe_te_tensor *to, void *stream,
                        qe_error *error_out);
 /* Requires: `to` is there both by rows and by columns. */

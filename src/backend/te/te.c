@@ -47,8 +47,17 @@ static void context_destroy(void *context) {
     qe_te_context *te = context;
     if (te == NULL) return;
     if (te->workspace != NULL) qe_cuda_memories.release(te->device, te->workspace);
+    if (te->scratch != NULL) qe_cuda_memories.release(te->device, te->scratch);
     qe_te_library_close(te->library);
     free(te);
+}
+
+static qe_status memory_take(qe_te_context *te, qe_error *error_out) {
+    void *scratch = NULL;
+    QE_TRY(qe_cuda_memories.alloc(te->device, QE_TE_WORKSPACE_BYTES, &te->workspace, error_out));
+    QE_TRY(qe_cuda_memories.alloc(te->device, 2 * sizeof *te->scratch, &scratch, error_out));
+    te->scratch = scratch;
+    return QE_OK;
 }
 
 static qe_status context_create(qe_device *device, qe_te_context **context_out, qe_error *error_out) {
@@ -56,8 +65,7 @@ static qe_status context_create(qe_device *device, qe_te_context **context_out, 
     if (te == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a device");
     te->device = device;
     qe_status status = library_open(&te->library, error_out);
-    if (status == QE_OK)
-        status = qe_cuda_memories.alloc(device, QE_TE_WORKSPACE_BYTES, &te->workspace, error_out);
+    if (status == QE_OK) status = memory_take(te, error_out);
     if (status != QE_OK) {
         context_destroy(te);
         return status;
