@@ -2,6 +2,7 @@
 #include "te_products.h"
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,6 +222,36 @@ void a_product_has_the_same_bits_wherever_it_lies(qe_device *te) {
     world_close(&w);
 }
 
+typedef struct recording {
+    qe_device *device;
+    qe_stream *stream;
+    qe_graph *graph;
+    const qe_op *op;
+} recording;
+
+/* On a thread that has never called Transformer Engine: a rank records on one of its own. */
+static void *record(void *context) {
+    recording *r = context;
+    const qe_backend *te = qe_te_backend();
+    qe_error error = {0};
+    assert_int_equal(te->graph->begin(r->stream, &error), QE_OK);
+    const uint64_t free_bytes = qe_cuda_memory_of(r->device).free_bytes;
+    assert_true(free_bytes > 0);
+    assert_int_equal(te->stream->submit(r->stream, r->op), QE_OK);
+    assert_int_equal(qe_cuda_memory_of(r->device).free_bytes, free_bytes); /* nothing was taken */
+    assert_int_equal(te->graph->end(r->stream, &r->graph, &error), QE_OK);
+    return NULL;
+}
+
+static qe_graph *graph_of(qe_device *device, qe_stream *stream, const qe_op *op) {
+    recording r = {.device = device, .stream = stream, .op = op};
+    pthread_t rank;
+    assert_int_equal(pthread_create(&rank, NULL, record, &r), 0);
+    assert_int_equal(pthread_join(rank, NULL), 0);
+    assert_non_null(r.graph);
+    return r.graph;
+}
+
 /* The graph is launched twice, so what it adds to is put back between. */
 static void captured_run(world *w, const one_product *p, const shape *s) {
     const qe_backend *te = qe_te_backend();
@@ -228,14 +259,11 @@ static void captured_run(world *w, const one_product *p, const shape *s) {
     const qe_op op = product_op(w, p, s);
     qe_error error = {0};
     qe_stream *stream = NULL;
-    qe_graph *graph = NULL;
     operands_fill(w, p, s, 0);
     void *before = get(w, w->residual, bytes);
     void *eager = result_of(w, te, w->device, &op, before, bytes);
     assert_int_equal(te->stream->create(w->device, "compute", &stream, &error), QE_OK);
-    assert_int_equal(te->graph->begin(stream, &error), QE_OK);
-    assert_int_equal(te->stream->submit(stream, &op), QE_OK);
-    assert_int_equal(te->graph->end(stream, &graph, &error), QE_OK);
+    qe_graph *graph = graph_of(w->device, stream, &op);
     for (int launch = 0; launch < 2; launch++) {
         put(w, w->result, before, bytes);
         assert_int_equal(te->graph->launch(graph, stream), QE_OK);

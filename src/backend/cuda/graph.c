@@ -16,6 +16,7 @@ static qe_status graph_begin(qe_stream *stream, qe_error *error_out) {
     qe_device *device = stream->device;
     if (device->recording != NULL)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "the device records already");
+    if (device->substitute.record != NULL) QE_TRY(device->substitute.record(device->substitute.context, error_out));
     qe_graph *graph = calloc(1, sizeof *graph);
     if (graph == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a graph");
     qe_cuda_parked_settle_all(device); /* what was given before is not recorded */

@@ -19,6 +19,8 @@ typedef struct qe_cuda_substitute {
     int (*takes)(const qe_op *op);
     /* Once before an op is first queued. Capture: forbidden. */
     qe_status (*prepare)(void *context, const qe_op *op, qe_error *error_out);
+    /* On the thread that is about to record: what the library keeps for each thread is made now. */
+    qe_status (*record)(void *context, qe_error *error_out);
     /* Queues it. Allocates nothing. Capture: recorded. On failure: QE_ERROR_DEVICE with the library's words. */
     qe_status (*queue)(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out);
     void (*destroy)(void *context); /* when the device is closed, before its memory is gone */

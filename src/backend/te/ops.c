@@ -171,6 +171,11 @@ qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out) {
     return qe_product_of(op, &product, error_out);
 }
 
+qe_status qe_te_record(void *context, qe_error *error_out) {
+    const qe_te_context *te = context;
+    return qe_te_thread_enter(te->library, error_out);
+}
+
 qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     const qe_te_context *te = context;
     const qe_op_args *args = &op->args;

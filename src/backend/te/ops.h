@@ -22,6 +22,7 @@ typedef struct qe_te_context {
 int qe_te_takes(const qe_op *op);
 /* On failure: QE_ERROR_UNSUPPORTED, in words, for a product that no matrix unit computes. */
 qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out);
+qe_status qe_te_record(void *context, qe_error *error_out);
 qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out);
 
 #endif

@@ -13,6 +13,8 @@
 #include <memory>
 #include <new>
 
+// transformer_engine::nvte_cublas_handle_init(), which has C++'s name.
+static const char HANDLE_INIT[] = "_ZN18transformer_engine23nvte_cublas_handle_initEv";
 // Compiled kernels come from NVRTC, whose functions Transformer Engine expects among those that are loaded already.
 static const char NVRTC[] = "libnvrtc.so.13";
 
@@ -30,6 +32,7 @@ struct qe_te_library {
 #define QE_TE_FIELD(name) decltype(&::name) name = nullptr;
     QE_TE_FUNCTIONS(QE_TE_FIELD)
 #undef QE_TE_FIELD
+    decltype(&transformer_engine::nvte_cublas_handle_init) handle_init = nullptr;
 };
 
 namespace {
@@ -124,7 +127,8 @@ qe_status functions_find(qe_te_library *library, qe_error *error_out) {
     if (library->name == nullptr) return unsupported(#name, error_out);
     QE_TE_FUNCTIONS(QE_TE_FIND)
 #undef QE_TE_FIND
-    return QE_OK;
+    library->handle_init = reinterpret_cast<decltype(library->handle_init)>(dlsym(library->engine, HANDLE_INIT));
+    return library->handle_init != nullptr ? QE_OK : unsupported(HANDLE_INIT, error_out);
 }
 
 qe_status library_fill(qe_te_library *library, const char *path, qe_error *error_out) {
@@ -168,6 +172,10 @@ void qe_te_library_close(qe_te_library *library) {
     });
     if (library->engine != nullptr) (void)dlclose(library->engine);
     delete library;
+}
+
+qe_status qe_te_thread_enter(const qe_te_library *library, qe_error *error_out) {
+    return guarded("a handle of cuBLASLt", error_out, [&] { library->handle_init(); });
 }
 
 qe_status qe_te_quantize(const qe_te_library *library, const qe_te_tensor *from, const qe_te_tensor *to, void *stream,

@@ -3,7 +3,7 @@
  * On failure: QE_ERROR_DEVICE with Transformer Engine's own words; nothing of ours was changed. It throws while it
  *             looks at its arguments, or when a launch was refused.
  * Capture:    recorded; nothing is allocated on the device.
- * Thread:     any; Transformer Engine keeps a handle of cuBLASLt for each. */
+ * Thread:     any; Transformer Engine keeps a handle of cuBLASLt for each (qe_te_thread_enter). */
 #ifndef QE_TE_SHIM_H
 #define QE_TE_SHIM_H
 
@@ -42,6 +42,10 @@ typedef struct qe_te_product {
  * On failure: QE_ERROR_UNSUPPORTED: it, or what it stands on, cannot be loaded, or lacks a function. */
 qe_status qe_te_library_open(const char *path, qe_te_library **library_out, qe_error *error_out);
 void qe_te_library_close(qe_te_library *library);
+
+/* Makes what Transformer Engine keeps for each thread, where this one has none yet. Before a capture: a handle takes
+ * memory of the device. */
+qe_status qe_te_thread_enter(const qe_te_library *library, qe_error *error_out);
 
 /* stream: a cudaStream_t. from, gate_up, dy: bf16 (or fp32, `from`); to: 8 bits, by rows, and by columns as well where
  * that is there. */

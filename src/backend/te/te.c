@@ -84,7 +84,8 @@ static qe_status te_open(qe_device **device_out, qe_error *error_out) {
         return status;
     }
     const qe_cuda_substitute substitute = {.context = te, .backend = "te", .library = LIBRARY,
-                                           .takes = qe_te_takes, .prepare = qe_te_prepare, .queue = qe_te_queue,
+                                           .takes = qe_te_takes, .prepare = qe_te_prepare, .record = qe_te_record,
+                                           .queue = qe_te_queue,
                                            .destroy = context_destroy};
     qe_cuda_substitute_set(device, &substitute);
     *device_out = device;
