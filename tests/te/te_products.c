@@ -294,3 +294,64 @@ void a_product_that_no_matrix_unit_computes_is_refused_in_words(qe_device *te) {
     assert_non_null(strstr(error.message, "multiples of 16"));
     world_close(&w);
 }
+
+/* Its x has a column less than the product says: only Transformer Engine compares the two. */
+static qe_op torn_op(const world *w) {
+    qe_op op = product_op(w, &products[0], &shapes[1]);
+    op.args.linear.x.columns -= 16;
+    return op;
+}
+
+static void must_say_why(const qe_error *error) {
+    assert_non_null(strstr(error->message, "Transformer Engine"));
+    assert_non_null(strstr(error->message, "incompatible dimensions"));
+}
+
+static void thrown_when_bound(const world *w) {
+    const qe_op torn = torn_op(w);
+    qe_error error = {0};
+    assert_int_equal(qe_te_backend()->prepare(w->device, &torn, &error), QE_ERROR_DEVICE);
+    must_say_why(&error);
+}
+
+static void thrown_when_it_runs(const world *w, qe_stream *stream) {
+    const qe_stream_ops *streams = qe_te_backend()->stream;
+    const qe_op torn = torn_op(w), whole = product_op(w, &products[0], &shapes[1]);
+    qe_error error = {0};
+    assert_true(streams->submit(stream, &torn) != QE_OK);
+    assert_int_equal(streams->sync(stream, &error), QE_ERROR_DEVICE);
+    must_say_why(&error);
+    assert_int_equal(streams->submit(stream, &whole), QE_OK);
+    assert_int_equal(streams->sync(stream, &error), QE_OK);
+}
+
+static void thrown_when_it_is_recorded(const world *w, qe_stream *stream) {
+    const qe_backend *te = qe_te_backend();
+    const qe_op torn = torn_op(w), whole = product_op(w, &products[0], &shapes[1]);
+    qe_error error = {0};
+    qe_graph *graph = NULL;
+    assert_int_equal(te->graph->begin(stream, &error), QE_OK);
+    assert_int_equal(te->stream->submit(stream, &whole), QE_OK);
+    assert_true(te->stream->submit(stream, &torn) != QE_OK);
+    assert_true(te->graph->end(stream, &graph, &error) != QE_OK);
+    assert_true(graph == NULL);
+    must_say_why(&error);
+    graph = graph_of(w->device, stream, &whole);
+    assert_int_equal(te->graph->launch(graph, stream), QE_OK);
+    assert_int_equal(te->stream->sync(stream, &error), QE_OK);
+    te->graph->destroy(graph);
+}
+
+void what_is_thrown_gives_up_the_op_and_not_the_device(qe_device *te) {
+    world w = world_open(te);
+    qe_stream *stream = NULL;
+    qe_error error = {0};
+    operands_fill(&w, &products[0], &shapes[1], 1);
+    assert_int_equal(qe_te_backend()->stream->create(te, "compute", &stream, &error), QE_OK);
+    thrown_when_bound(&w);
+    thrown_when_it_runs(&w, stream);
+    thrown_when_it_is_recorded(&w, stream);
+    qe_te_backend()->stream->destroy(stream);
+    world_close(&w);
+    puts("te: what is thrown gives up an op, not the device");
+}

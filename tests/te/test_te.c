@@ -158,6 +158,7 @@ static int gpu_checks(void) {
     a_product_has_the_same_bits_wherever_it_lies(te);
     a_captured_product_has_the_bits_of_an_eager_one(te);
     a_product_that_no_matrix_unit_computes_is_refused_in_words(te);
+    what_is_thrown_gives_up_the_op_and_not_the_device(te);
     qe_cuda_backend()->close(cuda);
     qe_te_backend()->close(te);
     return 0;

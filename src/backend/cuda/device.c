@@ -194,7 +194,7 @@ void qe_cuda_substitute_set(qe_device *device, const qe_cuda_substitute *substit
     char own[sizeof device->identity];
     snprintf(own, sizeof own, "%s", device->identity + strlen("cuda"));
     device->substitute = *substitute;
-    snprintf(device->identity, sizeof device->identity, "%.16s%.140s %.40s", substitute->backend, own,
+    snprintf(device->identity, sizeof device->identity, "%.16s%.140s, %.40s", substitute->backend, own,
              substitute->library);
 }
 

@@ -16,7 +16,7 @@ static const char LIBRARY[] = "Transformer Engine " QE_TE_VERSION;
 /* The package's own record of its version: another version may have other structs, and has other bits. */
 static int has_version(const char *folder) {
     char path[QE_ERROR_TEXT_BYTES];
-    const int length = snprintf(path, sizeof path, "%s/transformer_engine-%s.dist-info", folder, QE_TE_VERSION);
+    const int length = snprintf(path, sizeof path, "%s/transformer_engine_cu13-%s.dist-info", folder, QE_TE_VERSION);
     return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
 }
 
@@ -38,8 +38,8 @@ static qe_status library_open(qe_te_library **library_out, qe_error *error_out) 
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
                             "name the folder where it is installed or unpacked in the environment variable QE_TE, or "
                             "use --device cuda",
-                            "%.300s holds no Transformer Engine " QE_TE_VERSION ", which this program was built with",
-                            folder);
+                            "%.300s holds no transformer_engine_cu13 %s, which this program was built with", folder,
+                            QE_TE_VERSION);
     return qe_te_library_open(path, library_out, error_out);
 }
 

@@ -1,6 +1,6 @@
-# The te backend: on request, with -DQE_TE=FOLDER (or a path of that name in the cache). FOLDER holds an unpacked or
-# installed Transformer Engine: transformer_engine/ and transformer_engine-VERSION.dist-info beside it. Its headers are
-# compiled with; its library is opened at run time. Include behind cuda.cmake.
+# The te backend: on request, with -DQE_TE=FOLDER. FOLDER holds an unpacked or installed transformer_engine_cu13:
+# transformer_engine/ and the wheel's record of its version beside it. Its headers are compiled with; its library is
+# opened at run time. Include behind cuda.cmake.
 set(QE_TE "" CACHE PATH "folder that holds transformer_engine/; empty: no te backend")
 if(NOT QE_TE)
   return()
@@ -11,9 +11,9 @@ endif()
 get_filename_component(QE_TE_FOLDER ${QE_TE} ABSOLUTE)
 find_path(QE_TE_INCLUDE transformer_engine/transformer_engine.h NO_DEFAULT_PATH NO_CACHE REQUIRED
           HINTS ${QE_TE_FOLDER}/transformer_engine/common/include)
-file(GLOB te_record ${QE_TE_FOLDER}/transformer_engine-*.dist-info)
-if(NOT te_record MATCHES "/transformer_engine-([0-9][^/;]*)\\.dist-info$")
-  message(FATAL_ERROR "${QE_TE_FOLDER} holds no transformer_engine-VERSION.dist-info, which tells the version")
+file(GLOB te_record ${QE_TE_FOLDER}/transformer_engine_cu13-*.dist-info)
+if(NOT te_record MATCHES "/transformer_engine_cu13-([0-9][^/;]*)\\.dist-info$")
+  message(FATAL_ERROR "${QE_TE_FOLDER} holds no transformer_engine_cu13-VERSION.dist-info, which tells the version")
 endif()
 set(QE_TE_VERSION ${CMAKE_MATCH_1})
 message(STATUS "Transformer Engine ${QE_TE_VERSION}: ${QE_TE_FOLDER}")
