@@ -195,6 +195,16 @@ class Ledger:
         if status:
             self._refuse(status)
 
+    def issue_all(self, items: Sequence[int]) -> None:
+        """As `issue`, one after the other, up to the first that is refused."""
+        able, ledger, violations = self._certified and self._open, self._c, self._violations
+        for item in items:
+            if not (able and 0 <= item < self._items):
+                self._require_issue(item)
+            status = _issue(ledger, item, violations)
+            if status:
+                self._refuse(status)
+
     def _require_issue(self, item: int) -> None:
         if not self._certified:
             raise Error("the program is not certified; call certify first")

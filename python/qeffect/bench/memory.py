@@ -2,7 +2,7 @@
 own graphs in the same order."""
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 from .case import Case, attempt, memory_mib, reset_te, te_order, tell
 
@@ -15,10 +15,11 @@ def _loss(output: Any, target: Any) -> Any:
     return (output.float() * target).mean()
 
 
-def _grown(before: Sequence[float]) -> dict[str, float]:
-    """MiB since `before`: `allocated` from torch's allocator, `device` in all, graphs themselves included."""
+def _grown(before: dict[str, float]) -> dict[str, Any]:
+    """MiB since `before`, and `graphs`: memory that graphs hold and tensors that they read and write."""
     now = memory_mib()
-    return {"allocated_mib": round(now[0] - before[0], 1), "device_mib": round(now[1] - before[1], 1)}
+    found = {name: round(now[name] - before[name], 2) for name in now}
+    return {"graphs_mib": round(found["pools_mib"] + found["allocated_mib"], 2), **found}
 
 
 def qeffect_memory(case: Case, order: str, microbatches: int) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def qeffect_memory(case: Case, order: str, microbatches: int) -> dict[str, Any]:
     before = memory_mib()
     pipeline = qte.Pipeline(layers, schedule, _loss, recipe=case.recipe, example=(case.random(), case.random()),
                             quiet=True)
-    found: dict[str, Any] = _grown(before)
+    found = _grown(before)
     found["sets"] = [len(stage.slots) for stage in pipeline.stages]
     pipeline.close()
     return found
@@ -50,7 +51,7 @@ def te_memory(case: Case, order: str, microbatches: int, reuse: bool) -> dict[st
         clone_param_grads_on_return=False, _order=te_order(schedule.row(0)), _num_layers_per_chunk=[1] * STAGES,
         _reuse_graph_input_output_buffers=reuse)
     del samples
-    found: dict[str, Any] = _grown(before)
+    found = _grown(before)
     found["sets"] = [microbatches] * STAGES
     for one in graphed:
         one.reset()

@@ -222,15 +222,18 @@ class _Runner:
 
     def forward(self, microbatch: int, leaves: Sequence[Any],
                 first: bool) -> tuple[_Handle, list["torch.Tensor"]]:
-        stage = self.stage
+        stage, detail = self.stage, ""
         try:
-            moved = stage.moved("B" if stage.accumulate else FORWARD)
+            moved, change = stage.moved("B" if stage.accumulate else FORWARD), stage.rebuilt()
             if moved is not None:
+                detail = f" ({moved[0]} moved)"
                 self.rights.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
+            if change is not None:
+                detail = f" ({change[1]})"
+                self.rights.refuse_launch(stage.index, microbatch, change[0], 1, 0)
             stage.check_arguments(leaves)
             slot, generation, microbatch = self.rights.forward(stage.index, stage.slots, microbatch)
         except ContractError as error:
-            detail = f" ({moved[0]} moved)" if moved is not None else ""
             raise self._named(_with(error, detail), microbatch, "") from None
         handle = _Handle(slot, generation, microbatch, tuple(is_tensor(x) and x.is_leaf for x in leaves))
         self.rights.keep(stage.index, handle)
@@ -448,6 +451,7 @@ def _make_free(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequenc
         runner = _Runner(stage, rights, original, False, cached)
         module.forward = _entry(runner, 0)
         _dress(module, runner, module)
+        stage.seal_build()  # anew: it has this forward now
     return list(modules), stages
 
 

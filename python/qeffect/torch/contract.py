@@ -14,7 +14,7 @@ from ..schedule import Action, Schedule
 from .streams import Streams
 
 STREAMS_MAX = 8       # streams of the caller that work was ever submitted to; a pipeline has one or two
-_EFFECTS = 14         # of the 16 of an op, beside a slot's acquire or borrow and its release
+_EFFECTS = 13         # of the 16 of an op, beside a slot's acquire or borrow, a weight's read and the slot's release
 FORWARD, INPUT_GRAD, WEIGHT_GRAD, BACKWARD = "F", "I", "W", "B"
 
 
@@ -66,6 +66,7 @@ class Contract:
             key = (action.stage, action.kind, action.microbatch)
             self._items[key] = self._add(program, action)
         self._planned = {key: (items, self.places[key[0], key[2]]) for key, items in self._items.items()}
+        self._lives = {place: self._life(*place) for place in self.places}
         self._take_items = [self._take(program, i) for i in range(len(names))]
         self._commit_items = [self._commit(program, i) for i in range(len(names))]
         self.ledger = Ledger(program)
@@ -90,8 +91,11 @@ class Contract:
 
     def life(self, stage: int, microbatch: int) -> str:
         """1: its deposit is the first of the step, and sets. s: its backward is I and W. In this order."""
+        return self._lives[stage, microbatch]
+
+    def _life(self, stage: int, microbatch: int) -> str:
         split = (stage, WEIGHT_GRAD, microbatch) in self._items
-        return ("1" if self._first[stage] == microbatch else "") + ("s" if split else "")
+        return ("1" if self._first.get(stage) == microbatch else "") + ("s" if split else "")
 
     def _add(self, program: Program, action: Action) -> tuple[int, ...]:
         objects = self.stages[action.stage]
@@ -105,10 +109,10 @@ class Contract:
             first = not self._deposited[action.stage]
             self._deposited[action.stage] = True
             deposits = [grad.deposit(set=first) for grad in objects.grads]
-            chunks = [[slot.borrow(place.generation)] + deposits[i:i + _EFFECTS]
-                      for i in range(0, max(1, len(deposits)), _EFFECTS)]
+            ahead: list[Effect] = [slot.borrow(place.generation)]
             if action.kind == BACKWARD:
-                chunks.insert(0, [slot.borrow(place.generation, write=True), objects.weight.read(0)])
+                ahead = [slot.borrow(place.generation, write=True), objects.weight.read(0)]
+            chunks = [ahead + deposits[i:i + _EFFECTS] for i in range(0, max(1, len(deposits)), _EFFECTS)]
             chunks[-1].append(slot.release(place.generation))
         return tuple(self._op(program, action.kind, chunk, action.stage, action.microbatch) for chunk in chunks)
 
@@ -152,7 +156,7 @@ class Contract:
     def submit(self, stage: int, kind: str, microbatch: int) -> Place:
         """Judges an action on the current stream. Raises: ContractError; nothing has changed."""
         with self.lock:
-            stream = self.enter()
+            stream = self._last_index if self.streams.current() == self._last else self.enter()
             planned = self._planned.get((stage, kind, microbatch))
             if planned is None:
                 raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",
@@ -183,8 +187,7 @@ class Contract:
 
     def _submit(self, items: Sequence[int], stream: int) -> None:
         if stream == 0:
-            for item in items:
-                self.ledger.issue(item)
+            self.ledger.issue_all(items)
             return
         for item in items:
             self.ledger.submit(self._on(item, stream))

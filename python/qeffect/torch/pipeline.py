@@ -48,7 +48,7 @@ class Pipeline:
         self.actions = self.schedule.row(0)
         self.microbatches = schedule.microbatches
         self.loss, self._example, self._allow_unused = loss, example, allow_unused
-        self.device = device_of(modules[0])
+        self.device = _one_device(modules, names)
         labels = [names[i] if names is not None else f"stages.{i}" for i in range(len(modules))]
         parameters = [[f"{labels[i]}.{n}" for n, p in m.named_parameters() if p.requires_grad]
                       for i, m in enumerate(modules)]
@@ -145,10 +145,22 @@ class Pipeline:
         """A step by hand: begin, `run` each action, `finish` or `abort`."""
         self.contract.begin()
         for stage in self.stages:
+            self._check_build(stage)
             stage.begin_step()
         self._boundary: dict[tuple[int, int], Any] = {}
         if self._allow_unused:
             torch._foreach_zero_(self._gradients)
+
+    def _check_build(self, stage: Stage) -> None:
+        """Raises: Trap (graph.constant, graph.mode) where a module is not what it was when it was captured."""
+        change = stage.rebuilt()
+        if change is None:
+            return
+        try:
+            self.contract.refuse_launch(stage.index, 0, change[0], 1, 0)
+        except ContractError as error:
+            self.abort()
+            raise Trap(_with(error, f" What changed: {change[1]}."), stage.name, None, submitted_at()) from None
 
     def run(self, action: Action, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
         """Submits one action; only the first stage takes `x`, only the last one `target`. Any thread may call it, for
@@ -156,7 +168,7 @@ class Pipeline:
         stage = self.stages[action.stage]
         try:
             self._check_seal(stage, action)
-            place = self.contract.submit(*_key(action, True))
+            place = self.contract.submit(action.stage, action.kind, action.microbatch)
         except Trap:
             raise
         except ContractError as error:
@@ -169,7 +181,7 @@ class Pipeline:
     def _check_seal(self, stage: Stage, action: Action) -> None:
         microbatch = action.microbatch
         if action.kind != FORWARD:
-            place = self.contract.places.get(_key(action))
+            place = self.contract.places.get((action.stage, microbatch))
             if place is not None and stage.slots[place.slot].microbatch == microbatch:
                 stage.check_weights(stage.slots[place.slot])
         moved = stage.moved(action.kind)
@@ -177,8 +189,7 @@ class Pipeline:
             try:
                 self.contract.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
             except ContractError as error:
-                raise ContractError(f"{error.message} What moved: {moved[0]}.", rule=error.rule,
-                                    violations=error.violations, trace=error.trace) from None
+                raise _with(error, f" What moved: {moved[0]}.") from None
         if stage.mode_changed:
             self.contract.refuse_launch(stage.index, microbatch, "mode", 1, 0)
 
@@ -278,6 +289,17 @@ class Pipeline:
         return torch.stack(found)
 
 
+def _one_device(modules: Sequence["torch.nn.Module"], names: Optional[Sequence[str]]) -> "torch.device":
+    """Raises: ArgumentError where a parameter or a buffer is on another device than the first module."""
+    device = device_of(modules[0])
+    for i, module in enumerate(modules):
+        for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if tensor.device != device:
+                raise ArgumentError(f"{names[i] if names is not None else f'stages.{i}'}.{path} is on {tensor.device}; "
+                                    f"the pipeline is on {device}", remedy="move every module to one device")
+    return device
+
+
 def _with_loss(stage: Stage, loss: Loss) -> Stage:
     """The last stage ends in the loss."""
     inner = stage.function
@@ -285,8 +307,12 @@ def _with_loss(stage: Stage, loss: Loss) -> Stage:
     return stage
 
 
-def _key(action: Action, with_kind: bool = False) -> Any:
-    return (action.stage, action.kind, action.microbatch) if with_kind else (action.stage, action.microbatch)
+def _with(error: ContractError, detail: str) -> ContractError:
+    return ContractError(error.message + detail, rule=error.rule, violations=error.violations, trace=error.trace)
+
+
+def _key(action: Action) -> tuple[int, int]:
+    return action.stage, action.microbatch
 
 
 def _kinds(capture: Union[Capture, Sequence[Capture]], count: int, device: "torch.device") -> list[str]:

@@ -18,12 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import ArgumentError, UnsupportedError
 from ._need import torch
+from .build import Build
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .seal import Place, Seal
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
 _version: Callable[[Any], int] = attrgetter("_version")
+_look: Callable[[Any], Any] = attrgetter("shape", "dtype", "device")
 LIVES = ("1s", "s", "1", "")  # 1: the first of the step; s: backward is I and W, else B
 WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
 
@@ -86,6 +88,7 @@ class Stage:
         self.commits = 0  # steps of optimizers over its parameters that were told (fused ones leave no other trace)
         self._active: Optional[Slot] = None
         self.seals = (Seal(), Seal())
+        self.build: Optional[Build] = None  # what was captured
         self.step_weights: tuple[int, ...] = ()  # versions of the parameters that the whole step reads, where told
         self._likenesses: list[Any] = []
         self._sealed_training = module.training
@@ -303,8 +306,14 @@ class Stage:
 
     def check_arguments(self, arguments: Sequence[Any]) -> None:
         """Raises: ArgumentError where they are not what was captured."""
-        if not self.capture or list(map(_likeness, arguments)) == self._likenesses:
+        if not self.capture:
             return
+        try:  # asked at every replay: most stages take tensors alone
+            if list(map(_look, arguments)) == self._likenesses:
+                return
+        except AttributeError:
+            if list(map(_likeness, arguments)) == self._likenesses:
+                return
         expected = self.slots[0].inputs
         if len(arguments) != len(expected):
             raise ArgumentError(f"{self.name} was captured with {len(expected)} arguments; {len(arguments)} came")
@@ -357,6 +366,7 @@ class Stage:
         if side is not None:
             torch.cuda.synchronize(self.device)
         self.seals = self._sealed()
+        self.seal_build()
         self._likenesses = list(map(_likeness, self.slots[0].inputs))
         self._sealed_training = self.module.training
         self.capture_seconds = time.perf_counter() - began
@@ -423,6 +433,20 @@ class Stage:
             return None
         return self.seals[kind in "WB"].moved()
 
+    def seal_build(self) -> None:
+        """The module is from now on what it is now."""
+        self.build = Build(self.module, self.name)
+
+    def rebuilt(self) -> Optional[tuple[str, str]]:
+        """What became of the module since it was captured (`Build.changed`); None: it is as it was. Where it runs
+        eagerly, only a parameter that is not the stage's matters: nobody would give it its gradient."""
+        if self.capture and self.build is not None:
+            return self.build.changed()
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._index_of:
+                return "constant", f"{self.name}.{name} is a parameter that came later"
+        return None
+
     def begin_step(self) -> None:
         """All forwards and backwards from here on are of one version of the weights."""
         self.step_weights = self._versions()
@@ -481,7 +505,7 @@ def device_of(module: "torch.nn.Module") -> "torch.device":
 
 def _likeness(value: Any) -> Any:
     """What of an argument must be as it was captured: shape, dtype and device, or the value of what is no tensor."""
-    return (value.shape, value.dtype, value.device) if is_tensor(value) else value
+    return _look(value) if is_tensor(value) else value
 
 
 def _leaf(argument: Any) -> Any:

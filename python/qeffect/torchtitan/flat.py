@@ -15,8 +15,9 @@ try:
     import torchtitan.distributed.pipeline_parallel as _pipelines
     from torchtitan.distributed import ParallelDims
 except ImportError as error:
-    raise UnsupportedError(f"qeffect.torchtitan's trainer needs TorchTitan 0.2.2 and what it needs ({error})",
-                           remedy="pip install torchtitan==0.2.2", status="unsupported") from error
+    raise UnsupportedError("qeffect.torchtitan's trainers need TorchTitan 0.2.2, or TorchTitan 0.3.0 with torch 2.15, "
+                           f"and what it needs ({error})", remedy="pip install torchtitan==0.2.2",
+                           status="unsupported") from error
 
 _OTHERS = ("dp_replicate", "dp_shard", "cp", "tp", "ep")
 
