@@ -52,6 +52,8 @@ typedef struct qe_numerics {
     uint8_t operands;   /* qe_operands */
     uint8_t sums_apart; /* 1: a weight gradient's product is rounded to fp32, then added: set elsewhere and added by
                            QE_OP_ACCUMULATE it has the same bits. 0: the product's own accumulation rounds otherwise */
+    uint8_t reserved[1];
+    uint32_t workspace_bytes; /* of the scratch that every matrix product is given; 0: none */
 } qe_numerics;
 
 /* How a product of 8-bit codes adds up. Wider operands always accumulate in fp32. */
@@ -176,6 +178,7 @@ typedef struct qe_args_linear {
     qe_qtensor w;         /* [out, in] */
     const void *residual; /* [rows, out] activation, added (beta = 1 onto a copy in y); NULL: none */
     void *y;              /* [rows, out] activation */
+    void *workspace;      /* [qe_numerics.workspace_bytes]: no two products that may run at once have the same */
     uint32_t rows, in, out;
     uint8_t accumulation; /* qe_accumulation */
     uint8_t reserved[3];
@@ -185,6 +188,7 @@ typedef struct qe_args_linear_input_grad {
     qe_qtensor dy;        /* [rows, out] */
     qe_qtensor w;         /* [out, in]; transposed where its format is 8 bits wide */
     void *dx;             /* [rows, in] activation */
+    void *workspace;      /* [qe_numerics.workspace_bytes]: no two products that may run at once have the same */
     uint32_t rows, in, out;
     uint8_t accumulation;
     uint8_t reserved[3];
@@ -196,6 +200,7 @@ typedef struct qe_args_linear_weight_grad {
     void *scratch_x;      /* [rows, in] where codes are decoded first: fp32 (decoded operands), bf16 (block) */
     void *scratch_dy;     /* [rows, out] */
     float *grad;          /* [out, in] fp32 main gradient */
+    void *workspace;      /* [qe_numerics.workspace_bytes]: no two products that may run at once have the same */
     uint32_t rows, in, out;
     uint8_t set;          /* 1: beta = 0; 0: beta = 1 */
     uint8_t accumulation;

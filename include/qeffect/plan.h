@@ -88,6 +88,9 @@ typedef struct qe_frame {
     char *work;             /* scratch of the compute stream */
     uint32_t work_object;
     uint64_t work_bytes;
+    char *workspace;        /* of matrix products; the object is QE_NONE where the backend asks for none */
+    uint32_t workspace_object;
+    uint64_t workspace_bytes;
     const int32_t *tokens, *targets; /* [T] of this microbatch */
     uint32_t tokens_object;
     double *loss;           /* [1] of this microbatch */
@@ -114,6 +117,7 @@ typedef struct qe_model_ops {
     uint32_t (*stages_max)(const void *model);
     uint64_t (*slot_bytes)(const void *model, uint32_t stage, uint32_t stages, qe_slot_kind kind);
     uint64_t (*work_bytes)(const void *model);
+    uint64_t (*workspace_bytes)(const void *model); /* of matrix products; 0: none */
     uint64_t (*constant_bytes)(const void *model);
     void (*constant_fill)(const void *model, void *host_out); /* tables that never change, e.g. of RoPE */
     uint64_t (*cache_code_bytes)(const void *model, uint32_t weight);
@@ -197,6 +201,7 @@ typedef struct qe_rank_plan {
     qe_region *regions;
     uint32_t region_count, region_capacity;
     qe_weight_place *places; /* [weight_count], addresses NULL; objects QE_NONE for weights of other ranks */
+    uint32_t workspace_object; /* QE_NONE: products need none */
     uint32_t work_object, tokens_object, loss_object, norms_object, scratch_object, deposits_object;
     uint32_t tally_count;  /* words of deposits_object; one per gradient, what is deposited together lies together */
     uint32_t take_begin, commit_begin, exit_begin; /* item indices where the phases start */

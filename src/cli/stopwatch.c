@@ -49,6 +49,7 @@ static uint64_t slot_bytes(const void *watch, uint32_t stage, uint32_t stages, q
 }
 
 static uint64_t work_bytes(const void *watch) { return qe_model_table()->work_bytes(inner(watch)); }
+static uint64_t workspace_bytes(const void *watch) { return qe_model_table()->workspace_bytes(inner(watch)); }
 
 static uint64_t constant_bytes(const void *watch) { return qe_model_table()->constant_bytes(inner(watch)); }
 
@@ -98,6 +99,7 @@ const qe_model_ops *qe_stopwatch_table(void) {
         .stages_max = stages_max,
         .slot_bytes = slot_bytes,
         .work_bytes = work_bytes,
+        .workspace_bytes = workspace_bytes,
         .constant_bytes = constant_bytes,
         .constant_fill = constant_fill,
         .cache_code_bytes = cache_code_bytes,

@@ -31,6 +31,11 @@ void qe_effects_work(qe_effects *effects, const qe_frame *frame) {
     qe_effects_buffer(effects, frame->work_object, 1, 0, frame->work_bytes);
 }
 
+void qe_effects_workspace(qe_effects *effects, const qe_frame *frame) {
+    if (frame->workspace_bytes > 0)
+        qe_effects_buffer(effects, frame->workspace_object, 1, 0, frame->workspace_bytes);
+}
+
 void qe_effects_weight_read(qe_effects *effects, const qe_frame *frame, uint32_t weight) {
     add(effects, QE_EFFECT_WEIGHT_READ, frame->weights[weight].weight_object);
 }

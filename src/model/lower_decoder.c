@@ -72,9 +72,11 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
         .accumulation = model->config.accumulation[0],
+        .workspace = frame->workspace,
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, frame);
+    qe_effects_workspace(&effects, frame);
     qe_effects_cache_use(&effects, model, frame, weight, QE_LAYOUT_OPERAND);
     if (frame->training && qe_model_takes_fp8(model)) qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     if (residual_slot != QE_SLOT_KINDS && residual_slot != y_slot)
@@ -200,9 +202,11 @@ static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
         .accumulation = model->config.accumulation[1],
+        .workspace = lowering->frame->workspace,
     };
     qe_effects effects = {.count = 0};
     qe_effects_work(&effects, lowering->frame);
+    qe_effects_workspace(&effects, lowering->frame);
     qe_effects_cache_use(&effects, model, lowering->frame, weight,
                          op.args.linear_input_grad.w.transposed ? QE_LAYOUT_CODES : QE_LAYOUT_OPERAND);
     if (qe_model_takes_fp8(model)) qe_effects_borrow(&effects, lowering->frame, QE_SLOT_Y, 0);
@@ -365,8 +369,10 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
         .out = qe_linear_out(model, linear),
         .set = frame->set || frame->apart,
         .accumulation = model->config.accumulation[2],
+        .workspace = frame->workspace,
     };
     qe_effects effects = {.count = 0};
+    qe_effects_workspace(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     qe_effects_borrow(&effects, frame, QE_SLOT_Y, 0);
     if (decodes(model)) qe_effects_work(&effects, frame);

@@ -209,8 +209,10 @@ static qe_status head_linear(const qe_lowering *lowering) {
         .in = model->config.hidden,
         .out = model->config.vocab,
         .accumulation = model->config.accumulation[0],
+        .workspace = frame->workspace,
     };
     qe_effects effects = {.count = 0};
+    qe_effects_workspace(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 1);
     head_weight_effect(&effects, lowering);
     return qe_lowering_emit(lowering, &op, &effects);
@@ -255,8 +257,10 @@ static qe_status head_product_grad(const qe_lowering *lowering) {
         .in = model->config.hidden,
         .out = model->config.vocab,
         .accumulation = model->config.accumulation[1],
+        .workspace = frame->workspace,
     };
     qe_effects effects = {.count = 0};
+    qe_effects_workspace(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     head_weight_effect(&effects, lowering);
     qe_effects_work(&effects, frame);
@@ -303,8 +307,10 @@ qe_status qe_lower_head_weight_grad(const qe_lowering *lowering) {
         .out = model->config.vocab,
         .set = frame->set || frame->apart,
         .accumulation = model->config.accumulation[2],
+        .workspace = frame->workspace,
     };
     qe_effects effects = {.count = 0};
+    qe_effects_workspace(&effects, frame);
     qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     qe_effects_deposit(&effects, frame, weight);
     return qe_lowering_emit(lowering, &op, &effects);

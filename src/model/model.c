@@ -237,6 +237,9 @@ static uint32_t table_stages_max(const void *opaque) {
 static uint64_t table_work_bytes(const void *opaque) {
     return qe_work_layout_of(opaque).bytes;
 }
+static uint64_t table_workspace_bytes(const void *opaque) {
+    return ((const qe_model *)opaque)->config.numerics.workspace_bytes;
+}
 static uint64_t table_constant_bytes(const void *opaque) {
     const qe_model *model = opaque;
     return 2ull * model->config.sequence * (model->head_dim / 2) * sizeof(float);
@@ -305,6 +308,7 @@ const qe_model_ops *qe_model_table(void) {
         .stages_max = table_stages_max,
         .slot_bytes = qe_model_slot_bytes,
         .work_bytes = table_work_bytes,
+        .workspace_bytes = table_workspace_bytes,
         .constant_bytes = table_constant_bytes,
         .constant_fill = table_constant_fill,
         .cache_code_bytes = table_cache_code_bytes,

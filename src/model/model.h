@@ -108,6 +108,8 @@ qe_status qe_lowering_emit(const qe_lowering *lowering, const qe_op *op, const q
 
 void qe_effects_borrow(qe_effects *effects, const qe_frame *frame, qe_slot_kind kind, int write);
 void qe_effects_work(qe_effects *effects, const qe_frame *frame);
+/* Of a matrix product, where the backend asks for any. */
+void qe_effects_workspace(qe_effects *effects, const qe_frame *frame);
 void qe_effects_weight_read(qe_effects *effects, const qe_frame *frame, uint32_t weight);
 /* layouts: QE_LAYOUT_OPERAND or QE_LAYOUT_CODES */
 void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight,

@@ -124,6 +124,11 @@ static uint64_t no_cache(const void *model, uint32_t index) {
     return 0;
 }
 
+static uint64_t no_workspace(const void *model) {
+    (void)model;
+    return 0;
+}
+
 static uint32_t one_token(const void *model) {
     (void)model;
     return 1;
@@ -202,6 +207,7 @@ const qe_model_ops *qe_timed_model_table(void) {
         .stages_max = weight_count,
         .slot_bytes = slot_bytes,
         .work_bytes = one_line,
+        .workspace_bytes = no_workspace,
         .constant_bytes = one_line,
         .constant_fill = fill_line,
         .cache_code_bytes = no_cache,

@@ -35,6 +35,8 @@ void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const 
     frame->apart = plan->options.placement == QE_GRADIENT_COPY && plan->options.sums_apart;
     frame->work_object = rank->work_object;
     frame->work_bytes = plan->model_ops->work_bytes(plan->model);
+    frame->workspace_object = rank->workspace_object;
+    frame->workspace_bytes = plan->model_ops->workspace_bytes(plan->model);
     frame->tokens_object = rank->tokens_object;
     frame->loss_object = rank->loss_object;
     for (int kind = 0; kind < QE_SLOT_KINDS; kind++) {

@@ -97,6 +97,9 @@ qe_status qe_build_objects(qe_build *build) {
     QE_TRY(qe_program_add_stream(&out->program, "host", QE_STREAM_HOST, &out->stream_host, build->error));
     uint64_t tokens = 2ull * plan->model_ops->tokens(plan->model) * sizeof(int32_t) * plan->microbatches;
     QE_TRY(add_buffer(build, "work", plan->model_ops->work_bytes(plan->model), &out->work_object));
+    uint64_t workspace = plan->model_ops->workspace_bytes(plan->model);
+    out->workspace_object = QE_NONE;
+    if (workspace > 0) QE_TRY(add_buffer(build, "workspace", workspace, &out->workspace_object));
     QE_TRY(add_buffer(build, "tokens", tokens, &out->tokens_object));
     QE_TRY(add_buffer(build, "loss", plan->microbatches * sizeof(double), &out->loss_object));
     QE_TRY(add_buffer(build, "norms", plan->weight_count * sizeof(double), &out->norms_object));

@@ -51,7 +51,8 @@ static qe_frame frame_of(const qe_rank *rank, const qe_binding *binding, const q
                       .set = unit->set,
                       .weights = binding->places,
                       .constants = rank->constants,
-                      .work = binding->work};
+                      .work = binding->work,
+                      .workspace = rank->workspace};
     qe_plan_frame_objects(plan, binding->rank_plan, unit, &frame);
     frame.gradient_scale = (float)(1.0 / ((double)tokens * plan->microbatches));
     for (int kind = 0; kind < QE_SLOT_KINDS; kind++)

@@ -152,8 +152,10 @@ static void add_buffer(ranges *all, const qe_effect *effect) {
         return;
     }
     int access = effect->kind == QE_EFFECT_BUFFER_READ ? READS : WRITES;
-    if (effect->object == plan->work_object || effect->object == plan->deposits_object) access |= READS;
+    int scratch = effect->object == plan->work_object || effect->object == plan->workspace_object;
+    if (scratch || effect->object == plan->deposits_object) access |= READS;
     const char *base = effect->object == plan->work_object       ? binding->work
+                       : effect->object == plan->workspace_object ? all->rank->workspace
                        : effect->object == plan->deposits_object ? (const char *)binding->deposits
                        : effect->object == plan->tokens_object ? (const char *)binding->tokens
                        : effect->object == plan->loss_object   ? (const char *)binding->loss

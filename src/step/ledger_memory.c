@@ -56,7 +56,8 @@ void qe_memory_add_rank(const qe_plan *plan, uint32_t rank, qe_memory_ledger *le
     for (uint32_t weight = 0; weight < plan->weight_count; weight++)
         if (plan->stage_rank[ops->weight_stage(plan->model, weight, plan->stages)] == rank)
             add_weight(plan, weight, ledger);
-    ledger->bytes[QE_MEMORY_WORKSPACE] += ops->constant_bytes(plan->model) + sizeof(qe_adamw);
+    ledger->bytes[QE_MEMORY_WORKSPACE] +=
+        ops->constant_bytes(plan->model) + ops->workspace_bytes(plan->model) + sizeof(qe_adamw);
     if (recipe->kind == QE_RECIPE_DELAYED)
         ledger->bytes[QE_MEMORY_SCALES] += (uint64_t)plan->weight_count * QE_SCALE_ROLES *
                                            (sizeof(qe_scale_state) + recipe->history_length * sizeof(float));

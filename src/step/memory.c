@@ -149,6 +149,13 @@ static qe_status allocate_scales(qe_rank *rank, qe_error *error_out) {
     return rank->scales != NULL && rank->histories != NULL ? QE_OK : QE_ERROR_MEMORY;
 }
 
+static qe_status allocate_workspace(qe_rank *rank, qe_error *error_out) {
+    const qe_plan *plan = rank->team->plan;
+    uint64_t bytes = plan->model_ops->workspace_bytes(plan->model);
+    rank->workspace = qe_rank_alloc(rank, QE_MEMORY_WORKSPACE, bytes, error_out);
+    return rank->workspace == NULL && bytes > 0 ? QE_ERROR_MEMORY : QE_OK;
+}
+
 static qe_status allocate_constants(qe_rank *rank, qe_error *error_out) {
     const qe_plan *plan = rank->team->plan;
     uint64_t bytes = plan->model_ops->constant_bytes(plan->model);
@@ -193,6 +200,7 @@ qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out) {
     QE_TRY(allocate_tables(rank, error_out));
     QE_TRY(allocate_arenas(rank, error_out));
     QE_TRY(allocate_constants(rank, error_out));
+    QE_TRY(allocate_workspace(rank, error_out));
     QE_TRY(allocate_scales(rank, error_out));
     for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++)
         if (qe_rank_owns(rank, weight)) QE_TRY(place_weight(rank, weight, error_out));
@@ -211,7 +219,7 @@ void qe_rank_release(qe_rank *rank) {
     int complete = rank->places && rank->moment1 && rank->moment2;
     for (uint32_t weight = 0; complete && weight < rank->team->plan->weight_count; weight++)
         release_weight(rank, weight);
-    void *parts[] = {rank->constants, rank->scales, rank->histories, rank->adamw};
+    void *parts[] = {rank->constants, rank->workspace, rank->scales, rank->histories, rank->adamw};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) qe_rank_free(rank, parts[i]);
     for (uint32_t i = 0; i < rank->retired_count; i++) qe_rank_free(rank, rank->retired[i]);
     for (int kind = 0; kind < QE_MEMORY_KINDS; kind++) {

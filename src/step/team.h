@@ -87,6 +87,7 @@ typedef struct qe_rank {
     uint32_t *folded_begin; /* [weight_count] where a scaled weight's begin */
     float *histories; /* device: [weight_count * roles, history_length] */
     char *constants;
+    char *workspace; /* of matrix products, those of training and of evaluation, which never run at once */
     qe_adamw *adamw; /* device: of the step that is being committed */
     qe_binding train, evaluate;
     uint64_t state_bytes, cache_bytes;

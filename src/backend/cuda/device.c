@@ -1,5 +1,6 @@
 /* device.c - the device: its life, its memory, its tables. */
 #include "backend/cuda/device.h"
+#include "backend/cuda/lt.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,7 +215,8 @@ const qe_backend *qe_cuda_backend(void) {
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "cuda",
-        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES, .sums_apart = 1},
+        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES, .sums_apart = 1,
+                     .workspace_bytes = QE_LT_WORKSPACE_BYTES},
         .open = cuda_open,
         .close = cuda_close,
         .identity = cuda_identity,

@@ -1,5 +1,5 @@
-/* gemm.c - matrix products of one device: which algorithm each shape has, and running it. The workspace is allocated
- * once, with the object, so captured graphs never name memory that moved. */
+/* gemm.c - matrix products of one device: which algorithm each shape has, and running it. The workspace is the op's:
+ * who plans products knows which of them may run at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,8 @@ typedef struct wide_block {
 } wide_block;
 
 struct qe_cuda_gemm {
-    qe_solver solver;
+    qe_solver solver;     /* its workspace is that of the product at hand */
+    void *own;            /* workspace for ops that give none; NULL until there is one */
     qe_families families; /* whose candidates tuning tries */
     cudaStream_t stream;  /* the caller's, for tuning */
     wide_block *wide;    /* the largest first; smaller ones live on, because graphs may name them */
@@ -51,26 +52,16 @@ static void identity_compose(char identity[IDENTITY_BYTES]) {
 
 qe_status qe_cuda_gemm_create(cudaStream_t aside, qe_cuda_gemm **gemm_out, qe_error *error_out) {
     qe_cuda_gemm *gemm = calloc(1, sizeof *gemm);
-    qe_status status = QE_OK;
     if (!gemm) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for matrix products");
     const cublasStatus_t opened = cublasLtCreate(&gemm->solver.handle);
     if (opened != CUBLAS_STATUS_SUCCESS) {
-        gemm->solver.handle = NULL;
-        status = qe_lt_error(opened, "opening the library", error_out);
-        goto failed;
-    }
-    cudaError_t device = cudaMalloc(&gemm->solver.workspace, QE_LT_WORKSPACE_BYTES);
-    if (device != cudaSuccess) {
-        status = qe_cuda_failure(device, "workspace of matrix products", error_out);
-        goto failed;
+        free(gemm);
+        return qe_lt_error(opened, "opening the library", error_out);
     }
     gemm->stream = aside;
     identity_compose(gemm->identity);
     *gemm_out = gemm;
     return QE_OK;
-failed:
-    qe_cuda_gemm_destroy(gemm);
-    return status;
 }
 
 void qe_cuda_gemm_keep(qe_cuda_gemm *gemm, uint32_t count) {
@@ -85,7 +76,7 @@ void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm) {
         (void)cudaFree(block->at);
         free(block);
     }
-    (void)cudaFree(gemm->solver.workspace);
+    (void)cudaFree(gemm->own);
     if (gemm->solver.handle) (void)cublasLtDestroy(gemm->solver.handle);
     free(gemm->plans);
     free(gemm->choices);
@@ -212,9 +203,29 @@ static qe_status wide_grow(qe_cuda_gemm *gemm, const qe_product *product, qe_err
     return QE_OK;
 }
 
+static void *workspace_of(const qe_op *op) {
+    switch (op->kind) {
+        case QE_OP_LINEAR: return op->args.linear.workspace;
+        case QE_OP_LINEAR_INPUT_GRAD: return op->args.linear_input_grad.workspace;
+        default: return op->args.linear_weight_grad.workspace;
+    }
+}
+
+/* What comes next works in the op's own; who gives none, as measurements do, is lent one. */
+static qe_status workspace_take(qe_cuda_gemm *gemm, const qe_op *op, qe_error *error_out) {
+    void *given = workspace_of(op);
+    if (!given && !gemm->own) {
+        const cudaError_t device = cudaMalloc(&gemm->own, QE_LT_WORKSPACE_BYTES);
+        if (device != cudaSuccess) return qe_cuda_failure(device, "workspace of matrix products", error_out);
+    }
+    gemm->solver.workspace = given ? given : gemm->own;
+    return QE_OK;
+}
+
 qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out) {
     qe_product product;
     QE_TRY(qe_product_of(op, &product, error_out));
+    QE_TRY(workspace_take(gemm, op, error_out));
     QE_TRY(wide_grow(gemm, &product, error_out));
     if (!plan_find(gemm, &product)) QE_TRY(plan_choose(gemm, &product, tune, error_out));
     return plan_load(gemm, plan_find(gemm, &product), error_out);
@@ -278,6 +289,7 @@ qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t str
         QE_TRY(prepared_late(gemm, op, stream));
         p = plan_find(gemm, &product);
     }
+    QE_TRY(workspace_take(gemm, op, NULL));
     QE_TRY(retained_decode(op, stream));
     qe_product_data_of(op, &data);
     if (product.first == QE_FORMAT_FP32 && product.kind != QE_OP_LINEAR_WEIGHT_GRAD)

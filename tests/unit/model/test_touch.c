@@ -213,6 +213,13 @@ static void norm_backward(lab *l, const qe_args_norm_backward *a) {
     else assert_null(a->target.retained.codes);
 }
 
+/* Every product has it where the backend asks for any. */
+static void workspace(lab *l, void *at) {
+    uint64_t bytes = qe_model_table()->workspace_bytes(l->model);
+    assert_int_equal(at != NULL, bytes > 0);
+    touch(l, at, bytes, 1);
+}
+
 static void weight_grad(lab *l, const qe_args_linear_weight_grad *a) {
     qtensor(l, &a->x, 0);
     qtensor(l, &a->dy, 0);
@@ -222,6 +229,7 @@ static void weight_grad(lab *l, const qe_args_linear_weight_grad *a) {
     writes_active(l, a->scratch_x, (uint64_t)a->rows * a->in);
     writes_active(l, a->scratch_dy, (uint64_t)a->rows * a->out);
     writes(l, a->grad, (uint64_t)a->in * a->out);
+    workspace(l, a->workspace);
 }
 
 static void rope(lab *l, const qe_args_rope *a, int quantizes) {
@@ -291,6 +299,7 @@ static void linear(lab *l, const qe_op *op) {
         assert_false(a->x.transposed || a->w.transposed);
         reads_active(l, a->residual, (uint64_t)a->rows * a->out);
         writes_active(l, a->y, (uint64_t)a->rows * a->out);
+        workspace(l, a->workspace);
     } else {
         const qe_args_linear_input_grad *a = &op->args.linear_input_grad;
         operand(l, &a->dy, a->rows, a->out, 0);
@@ -298,6 +307,7 @@ static void linear(lab *l, const qe_op *op) {
         assert_false(a->dy.transposed);
         assert_int_equal(a->w.transposed, !is_wide(a->w.format));
         writes_active(l, a->dx, (uint64_t)a->rows * a->in);
+        workspace(l, a->workspace);
     }
 }
 
@@ -430,7 +440,8 @@ static qe_frame frame_of(lab *l, uint32_t stage, uint32_t stages, int training, 
     const qe_model_ops *ops = qe_model_table();
     uint64_t tokens = ops->tokens(l->model);
     qe_frame frame = {.stage = stage, .stages = stages, .microbatch = MICROBATCH, .training = training != 0, .set = 1,
-                      .weights = l->places, .work_bytes = ops->work_bytes(l->model)};
+                      .weights = l->places, .work_bytes = ops->work_bytes(l->model),
+                      .workspace_bytes = ops->workspace_bytes(l->model)};
     for (int kind = 0; kind < QE_SLOT_KINDS; kind++) {
         uint64_t bytes = ops->slot_bytes(l->model, stage, stages, (qe_slot_kind)kind);
         int kept = training || kind == QE_SLOT_I || kind == QE_SLOT_X || kind == QE_SLOT_IN_F || kind == QE_SLOT_OUT_F;
@@ -441,6 +452,9 @@ static qe_frame frame_of(lab *l, uint32_t stage, uint32_t stages, int training, 
     }
     frame.work_object = object++;
     frame.work = add_region(l, REGION_WORK, frame.work_bytes, frame.work_object);
+    frame.workspace_object = object++;
+    if (frame.workspace_bytes > 0)
+        frame.workspace = add_region(l, REGION_WORK, frame.workspace_bytes, frame.workspace_object);
     frame.tokens_object = object++;
     frame.tokens = (const int32_t *)add_region(l, REGION_TOKENS, MICROBATCHES * 2 * tokens * 4, frame.tokens_object);
     frame.tokens += 2 * tokens * MICROBATCH;
@@ -551,7 +565,8 @@ static const qe_model_config small = {.layers = 4, .hidden = 32, .heads = 4, .kv
 static const qe_model_config odd = {.layers = 3, .hidden = 150, .heads = 5, .kv_heads = 1, .ffn = 201, .vocab = 67,
                                     .sequence = 47, .sequences = 3, .rope_theta = 1e4f, .norm_epsilon = 1e-5f};
 
-static const qe_numerics values = {QE_FORMAT_FP32, QE_OPERANDS_DECODED}, codes = {QE_FORMAT_BF16, QE_OPERANDS_CODES};
+static const qe_numerics values = {QE_FORMAT_FP32, QE_OPERANDS_DECODED};
+static const qe_numerics codes = {QE_FORMAT_BF16, QE_OPERANDS_CODES, .workspace_bytes = 4096};
 
 static void a_training_stage_touches_what_it_declares_and_declares_what_it_touches(void **state) {
     (void)state;

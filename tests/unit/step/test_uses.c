@@ -47,6 +47,10 @@ static uint64_t slot_bytes(const void *model, uint32_t stage, uint32_t stages, q
     int kept = kind == QE_SLOT_I || kind == QE_SLOT_X || kind == QE_SLOT_Y;
     return kept ? ROWS * SIDE * sizeof(float) : 0;
 }
+static uint64_t nothing(const void *model) {
+    (void)model;
+    return 0;
+}
 static uint64_t a_line(const void *model) {
     (void)model;
     return QE_ALIGN_BYTES;
@@ -181,7 +185,7 @@ static qe_status lower(const void *model, const qe_frame *frame, qe_phase phase,
 
 static const qe_model_ops toy_table = {
     .size = sizeof(qe_model_ops), .weight_count = weight_count, .weight = weight, .weight_stage = weight_stage,
-    .stages_max = stages_max, .slot_bytes = slot_bytes, .work_bytes = a_line,
+    .stages_max = stages_max, .slot_bytes = slot_bytes, .work_bytes = a_line, .workspace_bytes = nothing,
     .constant_bytes = constant_bytes, .constant_fill = constant_fill, .cache_code_bytes = no_cache,
     .cache_operand_bytes = no_cache, .cache_scale_count = no_cache, .parameter_count = weight_count,
     .parameter = parameter, .tokens = tokens, .recipe = recipe, .lower = lower,
