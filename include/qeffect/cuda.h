@@ -36,9 +36,10 @@ typedef struct qe_cuda_options {
 qe_status qe_cuda_configure(qe_device *device, const qe_cuda_options *options, qe_error *error_out);
 
 /* Bytes of device memory that are free and that there are; bytes that this device object has taken, and in how many
- * calls. */
+ * calls; what went away while ops were prepared: code of kernels, which the driver loads when they are first used and
+ * keeps whatever the model, and attention's workspace. */
 typedef struct qe_cuda_memory {
-    uint64_t free_bytes, total_bytes, taken_bytes, allocations;
+    uint64_t free_bytes, total_bytes, taken_bytes, allocations, code_bytes, attention_bytes;
 } qe_cuda_memory;
 qe_cuda_memory qe_cuda_memory_of(qe_device *device);
 

@@ -22,7 +22,8 @@ typedef struct figures {
     uint32_t graphs;
     uint64_t graph_bytes;
     qe_memory_ledger foretold, taken; /* of the rank that takes most */
-    uint64_t all_foretold_bytes, all_taken_bytes, used_bytes; /* of all ranks; of the device, as it says */
+    uint64_t all_foretold_bytes, all_taken_bytes; /* of all ranks */
+    qe_device_use use; /* of the device, as it says */
     qe_session_peak peak; /* of the rank that keeps most */
 } figures;
 
@@ -87,7 +88,7 @@ static void take_memory(figures *f, const qe_session *session) {
         f->foretold = foretold;
         f->taken = taken;
     }
-    f->used_bytes = session->used_bytes;
+    f->use = session->use;
 }
 
 static qe_status take_peak(figures *f, const qe_session *session, qe_error *error) {
@@ -149,8 +150,9 @@ static json_t *way_json(const bench *b, way how) {
     json_object_set_new(fields, "peak_activation_bytes", json_integer((json_int_t)f->peak.live_bytes));
     json_object_set_new(fields, "simulated_activation_bytes", json_integer((json_int_t)f->peak.simulated_bytes));
     json_object_set_new(fields, "placed_activation_bytes", json_integer((json_int_t)f->peak.placed_bytes));
-    json_object_set_new(fields, "device_used_bytes",
-                        f->used_bytes > 0 ? json_integer((json_int_t)f->used_bytes) : json_null());
+    int told = f->use.used_bytes > 0;
+    json_object_set_new(fields, "device_used_bytes", told ? json_integer((json_int_t)f->use.used_bytes) : json_null());
+    json_object_set_new(fields, "device_code_bytes", told ? json_integer((json_int_t)f->use.code_bytes) : json_null());
     return fields;
 }
 
@@ -169,15 +171,22 @@ static int report_json(const bench *b) {
         QE_EXIT_OK);
 }
 
+/* Code of kernels is the driver's, whatever the model; the rest is held against what was foretold. */
+static void print_use(const figures *f) {
+    const double mib = 1 << 20, used = (double)f->use.used_bytes, code = (double)f->use.code_bytes;
+    printf("\n         %.1f MiB less are free on the device: code of kernels %.1f, else %.1f (%.4f of what was "
+           "foretold), of it attention's workspace %.1f",
+           used / mib, code / mib, (used - code) / mib, (used - code) / (double)f->all_foretold_bytes,
+           (double)f->use.attention_bytes / mib);
+}
+
 static void print_memory(const figures *f) {
     printf("         memory of a rank, MiB:");
     for (int kind = 0; kind < QE_MEMORY_KINDS; kind++)
         printf(" %s %.1f", qe_memory_kind_name((qe_memory_kind)kind), (double)f->taken.bytes[kind] / (1 << 20));
     printf("\n         all ranks: foretold %.1f MiB, taken %.1f MiB", (double)f->all_foretold_bytes / (1 << 20),
            (double)f->all_taken_bytes / (1 << 20));
-    if (f->used_bytes > 0)
-        printf(", %.1f MiB less free on the device (%.4f of what was foretold)", (double)f->used_bytes / (1 << 20),
-               (double)f->used_bytes / (double)f->all_foretold_bytes);
+    if (f->use.used_bytes > 0) print_use(f);
     printf("\n         peak activation of a rank: %llu bytes, simulated %llu, placed in %llu\n",
            (unsigned long long)f->peak.live_bytes, (unsigned long long)f->peak.simulated_bytes,
            (unsigned long long)f->peak.placed_bytes);

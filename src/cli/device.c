@@ -140,13 +140,13 @@ int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks
     return 0;
 }
 
-uint64_t qe_device_used_bytes(qe_device_kind kind, qe_device *device) {
+qe_device_use qe_device_use_of(qe_device_kind kind, qe_device *device) {
 #ifdef QE_CUDA
     if (qe_device_is_gpu(kind)) {
         qe_cuda_memory memory = qe_cuda_memory_of(device);
-        return memory.total_bytes - memory.free_bytes;
+        return (qe_device_use){memory.total_bytes - memory.free_bytes, memory.code_bytes, memory.attention_bytes};
     }
 #endif
     (void)kind, (void)device;
-    return 0;
+    return (qe_device_use){0, 0, 0};
 }

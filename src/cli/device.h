@@ -37,8 +37,12 @@ typedef struct qe_device_clocks {
     double sm_mhz, memory_mhz, power_w, temperature_c;
 } qe_device_clocks;
 int qe_device_clocks_of(qe_device_kind kind, qe_device *device, qe_device_clocks *clocks_out);
-/* Bytes of the device's memory that are in use, by anybody; 0 where the device is the host. */
-uint64_t qe_device_used_bytes(qe_device_kind kind, qe_device *device);
+/* Bytes of the device's memory that are in use, by anybody; of them code of kernels that this device's ops use, and
+ * attention's workspace. 0 where the device is the host. */
+typedef struct qe_device_use {
+    uint64_t used_bytes, code_bytes, attention_bytes;
+} qe_device_use;
+qe_device_use qe_device_use_of(qe_device_kind kind, qe_device *device);
 /* Every shape from now on is tuned by timing. */
 void qe_device_tune(qe_device_kind kind, qe_device *device);
 

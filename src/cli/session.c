@@ -241,7 +241,7 @@ static void device_opened(qe_device *device, const void *context) {
     const qe_settings_train *t = &session->settings.train;
     if (session->first_device == NULL) {
         session->first_device = device;
-        session->used_bytes = qe_device_used_bytes(session->device, device); /* the driver's and the libraries' */
+        session->use = qe_device_use_of(session->device, device); /* the driver's and the libraries' */
     }
     qe_device_join(session->device, device, session->identity, sizeof session->identity);
     snprintf(session->backend, sizeof session->backend, "%s%s", session->device == QE_DEVICE_CHECK ? "check on " : "",
@@ -270,7 +270,9 @@ static qe_status make_team(qe_session *session, qe_error *error_out) {
         .opened_context = session,
     };
     QE_TRY(qe_team_create(session->train, session->evaluate, &options, &session->team, error_out));
-    session->used_bytes = qe_device_used_bytes(session->device, session->first_device) - session->used_bytes;
+    uint64_t before = session->use.used_bytes;
+    session->use = qe_device_use_of(session->device, session->first_device);
+    session->use.used_bytes -= before;
     if (session->joined.status == QE_OK) return QE_OK;
     *error_out = session->joined; /* nobody could be told while the device was opened */
     return session->joined.status;

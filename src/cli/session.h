@@ -24,7 +24,7 @@ typedef struct qe_session {
     char identity[160]; /* of the device alone: what decides the bits beside the program */
     qe_device_kind device;
     qe_device *first_device; /* rank 0's */
-    uint64_t used_bytes; /* of its memory, by this run, when everything was made; 0: the host's is not looked at */
+    qe_device_use use; /* of the device's memory, by this run, when everything was made; 0: it is the host's */
     int honours; /* the file of algorithms was there before this run */
     qe_error joined; /* why a device could not be set up as the settings want it */
     uint32_t sequences_per_step;

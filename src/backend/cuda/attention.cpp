@@ -72,6 +72,7 @@ struct qe_cuda_attention {
     cudnnHandle_t handle = nullptr;
     cudaStream_t stream = nullptr;     /* the caller's, for loading and timing plans */
     std::vector<void *> workspaces;    /* the last is the largest; the others live on, because graphs may name them */
+    int64_t workspaces_bytes = 0;      /* of all of them */
     int64_t workspace_bytes = 0;
     std::vector<std::unique_ptr<plan>> plans;
     std::vector<qe_cuda_choice> choices; /* of backwards, in the order of their plans */
@@ -253,6 +254,7 @@ qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *
     if (status != cudaSuccess) return qe_cuda_failure(status, "workspace of attention", error_out);
     attention.workspaces.push_back(at);
     attention.workspace_bytes = bytes;
+    attention.workspaces_bytes += bytes;
     return QE_OK;
 }
 
@@ -609,6 +611,10 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention) {
         return QE_OK;
     });
     delete attention;
+}
+
+uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) {
+    return attention ? static_cast<uint64_t>(attention->workspaces_bytes) : 0;
 }
 
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {

@@ -181,7 +181,9 @@ qe_status qe_cuda_configure(qe_device *device, const qe_cuda_options *options, q
 }
 
 qe_cuda_memory qe_cuda_memory_of(qe_device *device) {
-    qe_cuda_memory memory = {.taken_bytes = device->taken_bytes, .allocations = device->allocations};
+    qe_cuda_memory memory = {.taken_bytes = device->taken_bytes, .allocations = device->allocations,
+                             .code_bytes = device->code_bytes,
+                             .attention_bytes = qe_cuda_attention_bytes(device->attention)};
     size_t free_bytes = 0, total_bytes = 0;
     if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
         memory.free_bytes = free_bytes;

@@ -34,7 +34,7 @@ struct qe_device {
     qe_breach breach; /* the first that was found */
     int breached;
     uint64_t delay_max_ns, delay_state;
-    uint64_t taken_bytes, allocations;
+    uint64_t taken_bytes, allocations, code_bytes;
     struct qe_graph *recording; /* one at a time: a rank captures on its own thread */
     uint32_t streams;
     uint32_t parked; /* of all streams */

@@ -56,6 +56,8 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention);
  * is fixed, and cuDNN's where not. Capture: forbidden. */
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out);
 qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream);
+/* Of all its workspaces. */
+uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention);
 uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out);
 /* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this build, library or device refuse it. */
 qe_status qe_cuda_attention_choose(qe_cuda_attention *attention, const qe_cuda_choice *choice, qe_error *error_out);

@@ -176,7 +176,12 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
     return note_loaded(device, hash, error_out);
 }
 
-qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+static uint64_t free_bytes(void) {
+    size_t free_now = 0, total = 0;
+    return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? free_now : 0;
+}
+
+static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     if (is_substituted(device, op)) {
         QE_TRY(device->substitute.prepare(device->substitute.context, op, error_out));
         return kernels_load(device, op, error_out);
@@ -187,11 +192,19 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
         case QE_OP_LINEAR_WEIGHT_GRAD: QE_TRY(product_prepare(device, op, error_out)); break;
         case QE_OP_ATTENTION:
         case QE_OP_ATTENTION_BACKWARD: QE_TRY(attention_prepare(device, op, error_out)); break;
-        case QE_OP_SEND:
-        case QE_OP_RECV:
-            return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, device->aside,
-                                           error_out);
         default: break;
     }
     return kernels_load(device, op, error_out);
+}
+
+/* What is gone behind it, and is nobody's workspace, is code: the driver loads it and keeps it. */
+qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV)
+        return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, device->aside, error_out);
+    if (is_loaded(device, likeness(op))) return QE_OK;
+    const uint64_t free_before = free_bytes(), lent = qe_cuda_attention_bytes(device->attention);
+    const qe_status status = first_prepare(device, op, error_out);
+    const uint64_t kept = free_bytes() + qe_cuda_attention_bytes(device->attention) - lent;
+    if (free_before > kept) device->code_bytes += free_before - kept;
+    return status;
 }

@@ -57,7 +57,7 @@ static void layer_run(layer *l, int level) {
     op_run(level, &op);
     op = (qe_op){.kind = QE_OP_LINEAR_WEIGHT_GRAD,
                  .args.linear_weight_grad = {l->x.q.target.retained, l->dy.q.target.retained, l->scratch_x,
-                                             l->scratch_dy, l->grad, ROWS, IN, OUT, 0}};
+                                             l->scratch_dy, l->grad, NULL, ROWS, IN, OUT, 0}};
     op_run(level, &op);
 }
 
