@@ -27,7 +27,9 @@ enum {
 
 uint64_t same_failures, same_cases, same_substituted;
 static qe_device *host_device;
+#ifdef QE_TE
 static qe_device *te_device; /* NULL: all ops are the cuda backend's */
+#endif
 static char *arena;
 static cudaStream_t stream;
 static qe_cuda_attention *attentions[2], *attention; /* one for each algorithm, as plans take long; the one in use */
