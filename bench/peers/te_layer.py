@@ -3,6 +3,7 @@
 make_graphed_callables makes, and with its host taken away (forward and backward in one graph).
 
     bench/peers/te_layer.py SHAPE [--deterministic] [--fast] [--figures eager,graphed,one_graph] [--seconds S]
+                            [--turns N]
 
 One process per shape: past the recompile limit of torch's compiler, which Transformer Engine's helpers use, its fused
 helpers fall back. Weights are quantized once, in both layouts, and cached (is_first_microbatch), gradients accumulate
@@ -12,7 +13,9 @@ does, without LD_LIBRARY_PATH: beside a toolkit's libraries its fused attention 
 Exit status: 0, 2 usage, 77 Transformer Engine or a GPU is missing.
 """
 import argparse
+import json
 import os
+import statistics
 import sys
 import warnings
 
@@ -24,6 +27,8 @@ def arguments():
     parser.add_argument("--fast", action="store_true", help="gradient products accumulate fast too")
     parser.add_argument("--figures", default="eager,graphed,one_graph")
     parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--turns", type=int, default=0,
+                        help="a figure is taken so often, each time when a line comes on standard input (turns.py)")
     return parser.parse_args()
 
 
@@ -137,7 +142,19 @@ def measure(shape, figure, recipe, seconds):
             slot.whole_turn(first=True)
     runs = [slot.graph.replay if figure == "one_graph" else slot.whole_turn for slot in slots]
     check_accumulates(slots[0], runs[0])
-    return protocol.sustained(lambda slot: runs[slot](), len(slots), seconds)
+    if ARGUMENTS.turns == 0:
+        return protocol.sustained(lambda slot: runs[slot](), len(slots), seconds)
+    return in_turns(lambda: protocol.sustained(lambda slot: runs[slot](), len(slots), seconds))
+
+
+def in_turns(take):
+    """Says that it is ready, and waits; again after each turn."""
+    turns = []
+    for turn in range(ARGUMENTS.turns):
+        print(json.dumps({"ready": turn}), flush=True)
+        sys.stdin.readline()
+        turns.append(take())
+    return {"ms": statistics.median(fields["ms"] for fields in turns), "turns": turns}
 
 
 FIGURES = {"eager": "eager, weights cached",
