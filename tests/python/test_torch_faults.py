@@ -170,3 +170,81 @@ def test_gradients_dropped_between_steps_are_right(device: str) -> None:
                 optimizer.zero_grad(set_to_none=drop)
         found.append(state(modules, optimizer))
     assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+# ---- memory of graphs that leaves them ----
+
+def graphed_by_torch() -> tuple[Any, Any, list[Any]]:
+    """(module, its graphed call, inputs of two microbatches)"""
+    (module,) = copies(blocks(1), "cuda")
+    (inputs, _) = batches(1, device="cuda")[0]
+    (call,) = torch.cuda.make_graphed_callables((module,), ((inputs[0].clone().requires_grad_(True),),))
+    return module, call, [x.clone().requires_grad_(True) for x in inputs[:2]]
+
+
+def gradient_of(x: Any) -> Any:
+    """Of the first linear, by torch without graphs."""
+    (module,) = copies(blocks(1), "cuda")
+    loss_of(module(x.detach()), x.detach()).backward()
+    return module.up.weight.grad
+
+
+@pytest.mark.gpu
+def test_torch_hands_gradients_over_as_memory_that_the_next_replay_writes() -> None:
+    """pytorch#181723: two microbatches give g2 + g2. pytorch#96693: a gradient that was taken away changes. Here:
+    test_torch_callables.py, a_gradient_is_never_memory_of_a_graph."""
+    module, call, xs = graphed_by_torch()
+    for x in xs:
+        loss_of(call(x), x.detach()).backward()
+    first, second = map(gradient_of, xs)
+    torch.testing.assert_close(module.up.weight.grad, second + second, rtol=1e-3, atol=1e-5)
+    assert (module.up.weight.grad - (first + second)).norm() > 0.1 * (first + second).norm()
+    module, call, xs = graphed_by_torch()
+    loss_of(call(xs[0]), xs[0].detach()).backward()
+    taken, module.up.weight.grad = module.up.weight.grad, None
+    loss_of(call(xs[1]), xs[1].detach()).backward()
+    torch.testing.assert_close(taken, second, rtol=1e-3, atol=1e-5)  # it was the first one's
+
+
+@pytest.mark.gpu
+def test_a_send_of_torchs_that_is_late_sends_the_next_microbatch() -> None:
+    """pytorch#193903: the next replay does not wait for whoever still reads the output. `copy_` stands for the send."""
+    _, call, xs = graphed_by_torch()
+    side, sent = torch.cuda.Stream(), torch.empty_like(xs[0])
+    torch.cuda.synchronize()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+    output = call(xs[0]).detach()
+    right = output.clone()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        sent.copy_(output)
+    call(xs[1])
+    torch.cuda.synchronize()
+    assert (sent - right).norm() > 0.1 * right.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_goes_to_another_rank_outlives_the_slot_it_was_made_in(device: str) -> None:
+    """An output's slot is live until its gradient comes back, and a gradient that leaves is no memory of a slot."""
+    from qeffect.torchtitan.local import make_part
+    (module,), (inputs, gradients) = copies(blocks(1), device), batches(1, device=device)[0]
+    row = ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]
+    part = make_part([module], Schedule.of([row]), None, recipe=None, numbers=[1], quiet=True, capture=True,
+                     example=[[inputs[0].clone().requires_grad_(True)]])
+    kept: dict[tuple[str, int], Any] = {}
+    part.begin()
+    for cell in row:
+        kind, microbatch = cell[1], int(cell[2])
+        if kind == "F":
+            sent = part.forward_action(0, microbatch, [inputs[microbatch]], None)
+            kept["F", microbatch] = sent, sent.clone()
+        else:
+            sent, right = kept.pop(("F", microbatch))
+            assert torch.equal(sent, right)  # nothing has written it while it may have been under way
+            gone = part.backward_action(0, "B", microbatch, gradients[microbatch])
+            kept["B", microbatch] = gone, gone.clone()
+    assert [key for key in kept] == [("B", 0), ("B", 1), ("B", 2)]
+    assert all(torch.equal(gone, right) for gone, right in kept.values())
+    part.abort()

@@ -54,25 +54,33 @@ class Case:
         return made
 
 
-def sustained_ms(work: Callable[[], None], calls: int = 1, seconds: float = 1.0) -> float:
-    """ms of one of the `calls` that `work` makes, back to back, behind as much of the same work for half as long."""
-    import torch
-    work()
-    torch.cuda.synchronize()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+class Meter:
+    """Times work back to back. `calls`: how many each `work` makes. A burst lasts `seconds`, at least one work."""
 
-    def burst(count: int) -> float:
-        begin.record()
+    def __init__(self, work: Callable[[], None], calls: int = 1, seconds: float = 1.0) -> None:
+        import torch
+        self._work, self._calls = work, calls
+        self._begin, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        work()
+        torch.cuda.synchronize()
+        self._count = max(1, round(seconds * 1e3 / self._burst(2)))
+
+    def _burst(self, count: int) -> float:
+        self._begin.record()
         for _ in range(count):
-            work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / count
+            self._work()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / count
 
-    burst(2)
-    count = max(3, int(seconds * 1e3 / burst(1)))
-    burst((count + 1) // 2)
-    return burst(count) / calls
+    def ms(self) -> float:
+        """ms of one call, behind half as much of the same work."""
+        self._burst((self._count + 1) // 2)
+        return self._burst(self._count) / self._calls
+
+
+def sustained_ms(work: Callable[[], None], calls: int = 1, seconds: float = 1.0) -> float:
+    return Meter(work, calls, seconds).ms()
 
 
 def memory_mib() -> dict[str, float]:

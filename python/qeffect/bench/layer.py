@@ -7,10 +7,10 @@ import statistics
 import time
 from typing import Any, Callable
 
-from .case import Case, attempt, sustained_ms, tell
+from .case import Case, Meter, attempt, tell
 
 MICROBATCHES = 32
-TURNS, TURN_SECONDS = 9, 0.2  # short, in another order each: at the limit of power a work's place in a row shows
+TURNS, TURN_SECONDS = 7, 0.2  # short, in another order each: at the limit of power a work's place in a row shows
 AT_MOST_MS = {"h1024T1k": 0.45, "h2048T2k": 1.37, "h4096T2k": 3.36, "h4096T8k": 14.7}
 AT_MOST_CHECK_US = 5.0
 PUBLISHED_EAGER_RATIO = (1.82, 2.79)  # eager over captured, as published for other stacks
@@ -120,8 +120,7 @@ class Under:
         """All microbatches of a step. `copied`: input and gradient come from elsewhere."""
         leaves, dy = (self.leaves, self.case.dy) if copied else self.in_place
         contract, stage, slot = self.contract, self.stage, self.stage.slots[0]
-        contract.begin()
-        stage.begin_step()
+        self._begin()
         for microbatch in range(MICROBATCHES):
             self._check("F", microbatch)
             stage.forward(slot, leaves, microbatch, slot.generation + 1, life=contract.life(0, microbatch),
@@ -132,6 +131,13 @@ class Under:
         self.fold()
         contract.commit()
         contract.end()
+
+    def _begin(self) -> None:
+        """As Pipeline.begin has it."""
+        self.contract.begin()
+        if self.stage.rebuilt() is not None:
+            raise RuntimeError("the layer was changed while it was timed")
+        self.stage.begin_step()
 
     def _check(self, kind: str, microbatch: int) -> None:
         """All that is checked before a replay, as Pipeline.run has it."""
@@ -145,11 +151,11 @@ class Under:
         self.contract.submit(0, kind, microbatch)
 
     def check_us(self, rounds: int = 200) -> float:
-        """Host time of the checks of one replay, without the replay."""
+        """Host time of the checks of one replay, and of its part of those of a step, without the replay."""
         contract, spent = self.contract, 0.0
         for _ in range(rounds):
-            contract.begin()
             began = time.perf_counter()
+            self._begin()
             for microbatch in range(MICROBATCHES):
                 self._check("F", microbatch)
                 self._check("B", microbatch)
@@ -168,13 +174,13 @@ def run(shape: str) -> dict[str, Any]:
         works[name] = attempt(lambda: build(case))
         tell(f"{name} is ready")
     times: dict[str, list[float]] = {name: [] for name in works}
-    order, numbers = list(works.items()), random.Random(0)
+    meters = [(name, Meter(work, MICROBATCHES if name.startswith("qeffect") else 1, TURN_SECONDS))
+              for name, work in works.items() if callable(work)]
+    numbers = random.Random(0)
     for turn in range(TURNS):
-        numbers.shuffle(order)
-        for name, work in order:
-            if callable(work):
-                calls = MICROBATCHES if name.startswith("qeffect") else 1
-                times[name].append(sustained_ms(work, calls, TURN_SECONDS))
+        numbers.shuffle(meters)
+        for name, meter in meters:
+            times[name].append(meter.ms())
     for name, work in works.items():
         found[name] = round(statistics.median(times[name]), 4) if callable(work) else work
         found[name.replace("_ms", "_all_ms")] = [round(ms, 4) for ms in times[name]]
