@@ -197,11 +197,12 @@ class Ledger:
 
     def issue_all(self, items: Sequence[int]) -> None:
         """As `issue`, one after the other, up to the first that is refused."""
-        able, ledger, violations = self._certified and self._open, self._c, self._violations
+        if not (self._certified and self._open):
+            self._require_issue(0)
         for item in items:
-            if not (able and 0 <= item < self._items):
+            if not 0 <= item < self._items:
                 self._require_issue(item)
-            status = _issue(ledger, item, violations)
+            status = _issue(self._c, item, self._violations)
             if status:
                 self._refuse(status)
 

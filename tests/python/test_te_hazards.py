@@ -434,6 +434,53 @@ def test_h13_to_h15_each_microbatch_has_its_own_every_time() -> None:
     assert same(*found)
 
 
+# ---- what lies about between steps, every time ----
+
+
+def leave_about(run: Any, inputs: Any, step: int) -> None:
+    """main_grad as no step leaves it (H12), flags (H18), amaxes and a cache of an evaluation (H17)."""
+    for parameter in (p for m in run.made for p in m.parameters()):
+        parameter.main_grad.fill_(float("nan") if step % 2 else 7.0)
+        parameter.grad_added_to_main_grad = bool(step % 3)
+    with torch.no_grad(), te.autocast(enabled=True, recipe=RECIPES["delayed"]):
+        run.made[0](inputs[0] * 100, bool(step % 2))
+    run.pipeline.evaluate(inputs[:1], inputs[:1])
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zbh1"])
+def test_h8_h9_h12_h17_h18_what_lies_about_between_steps_changes_nothing_every_time(order: str) -> None:
+    """And weights that are written by hand between steps (H9) are quantized anew, in graphs as by the eager modules."""
+    found, batches = [], data(4)
+    for capture, spoiled in ((False, False), (True, False), (True, True)):
+        te_world.clean_globals()
+        run = Under(order, "delayed", capture, folds="step")
+        for step in range(RUNS):
+            if spoiled:
+                leave_about(run, batches[step % 4][0], step)
+            with torch.no_grad():
+                torch._foreach_mul_([p for m in run.made for p in m.parameters()], -1.0)
+            run.pipeline.step(*batches[step % 4])
+        found.append(run.state())
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+class Recomputed(te_world.Block):
+    def forward(self, x: Any, first: Any = None) -> Any:
+        return te.checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_h16_each_microbatch_recomputes_with_its_own_scales_every_time() -> None:
+    """Input gradients in the opposite order of the forwards."""
+    found, batches = [], data(4, zero=False)
+    for kind, capture in ((te_world.Block, False), (Recomputed, False), (Recomputed, True)):
+        te_world.clean_globals()
+        run = Under("reversed", "delayed", capture, folds="step", made=modules(kind=kind))
+        for step in range(RUNS):
+            run.pipeline.step(*batches[step % 4])
+        found.append(run.state())
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
 # ---- the workspace, and no false alarm ----
 
 

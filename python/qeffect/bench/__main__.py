@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
-from .layer import AT_MOST_MS  # its shapes
+from .layer import AT_MOST_MS, PEERS, TURNS  # its shapes
 
 
-def run(figure: str) -> dict[str, Any]:
+def run(figure: str, turns: int, peers: Sequence[str]) -> dict[str, Any]:
     import torch
     if figure == "memory":
         from .memory import run as run_memory
@@ -20,7 +20,7 @@ def run(figure: str) -> dict[str, Any]:
         found = run_placement()
     else:
         from .layer import run as run_layer
-        found = run_layer(figure)
+        found = run_layer(figure, turns, peers)
     import transformer_engine
     return {**found, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
             "transformer_engine": str(transformer_engine.__version__)}
@@ -32,6 +32,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
     parser.add_argument("figure", choices=[*AT_MOST_MS, "memory", "placement"],
                         help="a shape: one layer, forward and backward; memory: graphs of 8 and 32 microbatches; "
                         "placement: gradients placed directly, or handed over")
+    parser.add_argument("--turns", type=int, default=TURNS, help="how often each work of a shape is timed")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="of a shape")
     options = parser.parse_args(arguments)
     try:
         import torch
@@ -42,7 +44,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if not torch.cuda.is_available():
         print("qeffect.bench: needs a GPU", file=sys.stderr)
         return 1
-    print(json.dumps(run(options.figure)))
+    print(json.dumps(run(options.figure, options.turns, options.peers)))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from .case import Case, Meter, attempt, tell
 
@@ -164,20 +164,23 @@ class Under:
         return spent / rounds / (2 * MICROBATCHES) * 1e6
 
 
-def run(shape: str) -> dict[str, Any]:
+PEERS: dict[str, Callable[[Case], Work]] = {"te_one_graph": te_one_graph, "te_graphs": te_graphs, "te_eager": te_eager}
+
+
+def run(shape: str, turns: int = TURNS, peers: Sequence[str] = tuple(PEERS)) -> dict[str, Any]:
     case = Case(shape)
-    found: dict[str, Any] = {"figure": "layer", "shape": shape, "microbatches": MICROBATCHES, "turns": TURNS,
+    found: dict[str, Any] = {"figure": "layer", "shape": shape, "microbatches": MICROBATCHES, "turns": turns,
                              "turn_seconds": TURN_SECONDS}
     under = Under(case)  # first: it refuses to capture while graphs of others have left their flag behind
     works: dict[str, Any] = {"qeffect_ms": under.step, "qeffect_copied_ms": lambda: under.step(True)}
-    for name, build in (("te_one_graph_ms", te_one_graph), ("te_graphs_ms", te_graphs), ("te_eager_ms", te_eager)):
-        works[name] = attempt(lambda: build(case))
+    for name in peers:
+        works[f"{name}_ms"] = attempt(lambda: PEERS[name](case))
         tell(f"{name} is ready")
     times: dict[str, list[float]] = {name: [] for name in works}
     meters = [(name, Meter(work, MICROBATCHES if name.startswith("qeffect") else 1, TURN_SECONDS))
               for name, work in works.items() if callable(work)]
     numbers = random.Random(0)
-    for turn in range(TURNS):
+    for turn in range(turns):
         numbers.shuffle(meters)
         for name, meter in meters:
             times[name].append(meter.ms())
@@ -187,12 +190,12 @@ def run(shape: str) -> dict[str, Any]:
     found["check_us_per_replay"] = round(under.check_us(), 3)
     found["sealed_addresses"] = len(under.stage.seals[1].places)
     found["capture_seconds"] = round(under.stage.capture_seconds, 3)
-    return _judged(found, shape)
+    return _judged(found, shape, peers)
 
 
-def _judged(found: dict[str, Any], shape: str) -> dict[str, Any]:
+def _judged(found: dict[str, Any], shape: str, peers: Sequence[str]) -> dict[str, Any]:
     found["qeffect_at_most_ms"], found["check_us_at_most"] = AT_MOST_MS[shape], AT_MOST_CHECK_US
-    for peer in ("te_eager", "te_graphs", "te_one_graph"):
+    for peer in peers:
         if isinstance(found[f"{peer}_ms"], float):
             found[f"{peer}_over_qeffect"] = round(found[f"{peer}_ms"] / found["qeffect_ms"], 3)
     found["published_eager_ratio"] = PUBLISHED_EAGER_RATIO

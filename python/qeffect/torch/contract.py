@@ -162,7 +162,10 @@ class Contract:
                 raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",
                                     rule="schedule.missing")
             items, place = planned
-            self._submit(items, stream)
+            if stream == 0:
+                self.ledger.issue_all(items)
+            else:
+                self._submit(items, stream)
             self._left -= 1
             return place
 
