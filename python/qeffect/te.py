@@ -27,6 +27,7 @@ from .torch.trap import breach, submitted_at
 try:
     import transformer_engine
     import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.graph import is_graph_capturing
     from transformer_engine.pytorch.module._common import WeightGradStore
     from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
     from transformer_engine.pytorch.quantization import (FP8GlobalStateManager, get_default_fp8_recipe,
@@ -44,6 +45,7 @@ if _version is None or _version.groups() != KNOWN:
                            status="unsupported")
 
 _FORWARD, _BACKWARD = "scaling_fwd", "scaling_bwd"
+_WRAPPED = "make_graphed_callables.<locals>.wrap_autocast.<locals>.call_func"  # what its captures make of a __call__
 _RECOMPUTE = "global_fp8_buffer_pos_fwd_recompute"  # where a module finds its queue of scales for recomputation
 
 
@@ -61,6 +63,7 @@ class TEStage(Stage):
         self._recomputes: dict[int, list[Any]] = {}
         self._hidden_places: list[tuple[str, Any, str, int]] = []
         self.te_modules: list[Any] = [m for m in module.modules() if isinstance(m, TransformerEngineBaseModule)]
+        self._classes = sorted({type(m) for m in module.modules()}, key=lambda kind: kind.__name__)
         self.te_names = [n for n, m in module.named_modules() if isinstance(m, TransformerEngineBaseModule)]
         self._fused = self._find_fused()
         self._queues: dict[int, list[Any]] = {}
@@ -128,14 +131,25 @@ class TEStage(Stage):
 
     def _call(self, leaves: Sequence[Any]) -> Any:
         """`_graph=True` keeps Transformer Engine's global buffers out of it: no module registers, none folds."""
-        leaked = FP8GlobalStateManager.quantization_state.skip_fp8_weight_update_tensor
-        if leaked is not None:
-            raise breach("cache.stale", "Transformer Engine's global flag to skip weight updates is set by graphs that "
-                         "were made elsewhere: it would decide whether these weights are quantized; call "
-                         "FP8GlobalStateManager.reset() first", self.name, None, "")
+        self._refuse_what_a_capture_left()
         with te.autocast(enabled=self.recipe is not None, recipe=self.recipe, _graph=True):
             FP8GlobalStateManager.is_first_fp8_module()  # whoever reads it owns the backward's fold; nobody does
             return super()._call(leaves)
+
+    def _refuse_what_a_capture_left(self) -> None:
+        """A capture of Transformer Engine's leaves a global flag; one that fails leaves its own mark, and the classes
+        of its modules wrapped in an autocast that is off for every other module. Raises: Trap (cache.stale)."""
+        if FP8GlobalStateManager.quantization_state.skip_fp8_weight_update_tensor is not None:
+            raise breach("cache.stale", "Transformer Engine's global flag to skip weight updates is set by graphs that "
+                         "were made elsewhere: it would decide whether these weights are quantized; call "
+                         "FP8GlobalStateManager.reset() first", self.name, None, submitted_at())
+        wrapped = [k.__name__ for k in self._classes if getattr(k.__call__, "__qualname__", "") == _WRAPPED]
+        if wrapped or is_graph_capturing():
+            what = f"calls of {', '.join(wrapped)} run" if wrapped else "folds are"
+            raise breach("cache.stale", f"a capture of Transformer Engine's failed and left its state behind: {what} "
+                         "as if it still went on, so that nothing is quantized, or no scale folds; start the process "
+                         "anew, or delete __call__ of these classes and call transformer_engine.pytorch.graph."
+                         "set_capture_end()", self.name, None, submitted_at())
 
     def _bind_queues(self, slot: Slot) -> None:
         """What Transformer Engine keeps in one queue per module, slot by slot: postponed products, and the scales that

@@ -375,6 +375,38 @@ def test_h18_native_flag_of_a_gradient_that_was_added_is_set_by_capture_alone() 
     assert float(module.weight.main_grad.abs().max()) > 0 and not module.weight.grad_added_to_main_grad
 
 
+def capture_that_fails() -> None:
+    half = x_of(9).detach()[:, :HIDDEN // 2].contiguous().requires_grad_(True)
+    with pytest.raises(AssertionError, match="GEMM not possible"):
+        te.make_graphed_callables(linear(), (half,), enabled=False)
+
+
+def test_a_native_capture_that_fails_leaves_every_other_module_without_fp8() -> None:
+    """It wraps `__call__` of the module's class and, where it raises, never gives it back; nor does a scale fold."""
+    found = []
+    for failed in (False, True):
+        te_world.clean_globals()
+        module = linear(1)
+        if failed:
+            capture_that_fails()
+        with te.autocast(enabled=True, recipe=RECIPES["delayed"]):
+            y = module(x_of(1))
+        y.backward(dy_of(1))
+        found.append((module.fp8, "scaling_bwd" in module.fp8_meta))
+    assert found == [(True, True), (False, False)]
+
+
+def test_what_a_capture_that_failed_left_is_refused_every_time() -> None:
+    run, batch = Under("1f1b", "delayed", False), data(1)[0]
+    for _ in range(RUNS):
+        run.pipeline.step(*batch)
+        capture_that_fails()
+        with pytest.raises(qt.Trap, match="Linear") as caught:
+            run.pipeline.step(*batch)
+        assert (caught.value.rule, caught.value.module) == ("cache.stale", "stages.0")
+        te_world.clean_globals()
+
+
 # ---- H13 to H15: postponed weight gradients ----
 
 
@@ -432,6 +464,22 @@ def test_h13_to_h15_each_microbatch_has_its_own_every_time() -> None:
             run.pipeline.step(*batches[step % 4])
         found.append(run.state())
     assert same(*found)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_h16_native_recompute_takes_the_scales_of_the_first_in_the_queue(reentrant: bool) -> None:
+    """The second microbatch, 64 times as large, goes back first and recomputes with the first one's scales."""
+    found = []
+    for recomputes in (False, True):
+        te_world.clean_globals()
+        block = torch.nn.Sequential(linear(0), linear(1))
+        for seed, amplitude in ((1, 1.0), (2, 64.0)):
+            x = (x_of(seed).detach() * amplitude).requires_grad_(True)
+            with te.autocast(enabled=True, recipe=RECIPES["delayed"]):
+                y = te.checkpoint(block, x, use_reentrant=reentrant) if recomputes else block(x)
+        y.backward(dy_of(2))
+        found.append(block[0].weight.grad)
+    assert wrong(found[1], found[0], by=1.0)
 
 
 # ---- what lies about between steps, every time ----
