@@ -124,6 +124,7 @@ static inline qe_plan *world_plan(const qe_schedule *schedule, const qe_model *m
     qe_plan_options plan_options = {
         .forward_only = forward_only != 0,
         .cache_weights = !options->baseline && !options->no_cache,
+        .fill_ahead = options->capture != QE_CAPTURE_NONE,
         .reuse_slots = !options->baseline && !options->no_reuse,
         .share_slots = !options->baseline && !options->no_reuse,
         .placement = options->baseline || options->copy ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT,

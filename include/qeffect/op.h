@@ -164,13 +164,25 @@ typedef struct qe_args_quantize { /* QE_OP_QUANTIZE */
     qe_quantize_target target;
 } qe_args_quantize;
 
+/* Words of a cache's key. */
+enum {
+    QE_KEY_VERSION, /* of the weight */
+    QE_KEY_EPOCH,   /* of the scale; 0 without one */
+    QE_KEY_SEAL,    /* 0: nobody vouches for the whole; else QE_KEY_SEALED | bits of the amax of what was quantized */
+    QE_KEY_AMAX,    /* while a commit writes: bits of the amax so far; 0 between */
+    QE_KEY_WORDS
+};
+#define QE_KEY_SEALED ((uint64_t)1 << 32)
+
 typedef struct qe_args_quantize_weight {
     const float *w;  /* [rows, columns] master */
     uint32_t rows, columns;
     qe_quantize_target target; /* retained: the cache's codes (tile blocking under block); operand: see the table */
-    /* The key travels with the bytes: weight version, then scale epoch (0 without a scale). NULL: not kept. */
+    /* The key travels with the bytes: qe_cache_key words. A key that names the weight's version and the scale's epoch,
+     * and is sealed, says that a commit made just these bytes: nothing is written then, and the amax that the key
+     * remembers is recorded. NULL: not kept. */
     const uint64_t *weight_witness, *scale_epoch;
-    uint64_t *key; /* [2] */
+    uint64_t *key; /* [QE_KEY_WORDS] */
 } qe_args_quantize_weight;
 
 typedef struct qe_args_linear {
@@ -344,6 +356,12 @@ typedef struct qe_args_adamw {
     uint8_t reserved[7];
     uint64_t *witness;    /* version of the weight, +1; NULL: not kept */
     const qe_guard_fault *fault; /* a guard that fired turns the commit into nothing; NULL: not asked */
+    /* What the weight becomes is quantized at once, for the next step: delayed scaling with the scale as it is when the
+     * op runs, both tensors of the target set. amax NULL: the key remembers it. key NULL: nothing is quantized. */
+    uint32_t rows, columns;
+    qe_quantize_target target;
+    const uint64_t *scale_epoch;
+    uint64_t *key; /* [QE_KEY_WORDS] */
 } qe_args_adamw;
 
 typedef struct qe_args_fold {
@@ -366,7 +384,7 @@ typedef struct qe_args_delay { /* host only */
     uint64_t *span_ns;   /* [2] the monotonic clock when it began and when it ended */
 } qe_args_delay;
 
-enum { QE_OP_RAW_WORDS = 22 }; /* the largest arguments fit: op_layout.c asserts it */
+enum { QE_OP_RAW_WORDS = 23 }; /* the largest arguments fit: op_layout.c asserts it */
 
 typedef union qe_op_args {
     uint64_t raw[QE_OP_RAW_WORDS]; /* first, so that an op made with designated initializers is 0 throughout */

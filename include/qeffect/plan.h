@@ -68,7 +68,7 @@ typedef struct qe_weight_place {
     void *cache_codes, *cache_operand;            /* [rows, columns] qe_quantize_target's retained and operand */
     float *cache_scale_inv;
     uint64_t *witness;                     /* version, behind the master's values */
-    uint64_t *cache_key;                   /* [2] weight version and scale epoch, behind the operand */
+    uint64_t *cache_key;                   /* [QE_KEY_WORDS] behind the operand */
     qe_scale_state *scale[QE_SCALE_ROLES];        /* delayed scaling only */
     uint32_t weight_object, grad_object, cache_object;
     uint32_t scale_object[QE_SCALE_ROLES];        /* QE_NONE unless delayed */
@@ -80,6 +80,9 @@ typedef struct qe_frame {
     uint32_t stage, stages, microbatch;
     uint8_t training;       /* 0: evaluation; nothing is recorded, deposited or retained past F */
     uint8_t set;            /* deposits of this action are the first of the step */
+    uint8_t ahead;          /* fill: only weight `ahead_weight`, behind its commit and its scale's fold, for the next
+                               step: nothing is recorded */
+    uint32_t ahead_weight;
     uint8_t apart;          /* weight gradients of products are set where the frame says, whatever was deposited: an op
                                of the plan's own adds them */
     qe_slot_place slot[QE_SLOT_KINDS];
@@ -139,6 +142,9 @@ typedef struct qe_plan_options {
     qe_gradient_placement placement;
     uint8_t sums_apart;       /* copy: products are set in scratch and added to the gradient (qe_numerics.sums_apart);
                                  0: the gradient is moved to scratch, accumulated there, and moved back */
+    uint8_t fill_ahead;       /* 1: commits quantize what they make for the next step (qe_plan_fills_ahead). For commits
+                                 that are recorded: a recording that lacks an edge between fold and commit is refused
+                                 before it may run; op by op such an edge is found when folds are done and no commit is */
     uint8_t share_slots;      /* 1: slots of different kinds and stages may lie in one region, in turns; 0: a region for
                                  each slot of a pool */
 } qe_plan_options;
@@ -235,6 +241,10 @@ const qe_pool *qe_rank_plan_pool(const qe_rank_plan *rank, uint32_t stage, qe_sl
 /* Placement copy: is the weight's gradient set in scratch and added from there? Not where a microbatch deposits more
  * than once: its sum would be made apart, and round otherwise. */
 int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight);
+
+/* Is the weight's cache filled for the next step by the commit itself? Only under delayed scaling is the scale known by
+ * then; the fill at the beginning of the next step finds the cache sealed and has nothing left to write. */
+int qe_plan_fills_ahead(const qe_plan *plan, const qe_rank_plan *rank, uint32_t weight);
 
 /* Where a stage's slot of `kind` really is: a result for a neighbour on the same rank is written into the neighbour's
  * own slot, so OUT_F of s is IN_F of s + 1 there, and OUT_B of s is IN_B of s - 1. */

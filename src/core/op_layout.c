@@ -7,7 +7,7 @@
 
 QE_STATIC_ASSERT(sizeof(qe_op_args) == QE_OP_RAW_WORDS * sizeof(uint64_t), "raw covers all arguments and no more");
 
-enum { ADDRESSES_MAX = 14 };
+enum { ADDRESSES_MAX = 15 };
 
 #define AT(args, field) (uint16_t)(offsetof(args, field) + 1) /* + 1: 0 ends a list */
 #define TENSOR(args, field) AT(args, field.codes), AT(args, field.scale_inv)
@@ -60,7 +60,8 @@ static const uint16_t addresses[QE_OP_KINDS][ADDRESSES_MAX + 1] = {
                          AT(qe_args_grad_norm, partials)},
     [QE_OP_ADAMW] = {AT(qe_args_adamw, weight), AT(qe_args_adamw, grad), AT(qe_args_adamw, moment1),
                      AT(qe_args_adamw, moment2), AT(qe_args_adamw, step), AT(qe_args_adamw, witness),
-                     AT(qe_args_adamw, fault)},
+                     AT(qe_args_adamw, fault), TARGET(qe_args_adamw), AT(qe_args_adamw, scale_epoch),
+                     AT(qe_args_adamw, key)},
     [QE_OP_FOLD] = {AT(qe_args_fold, states), AT(qe_args_fold, recipe), AT(qe_args_fold, fault)},
     [QE_OP_STAMP] = {AT(qe_args_stamp, words[0]), AT(qe_args_stamp, words[1]), AT(qe_args_stamp, words[2]),
                      AT(qe_args_stamp, words[3])},

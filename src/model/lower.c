@@ -55,15 +55,17 @@ void qe_effects_cache_use(qe_effects *effects, const qe_model *model, const qe_f
 }
 
 void qe_effects_cache_fill(qe_effects *effects, const qe_model *model, const qe_frame *frame, uint32_t weight) {
-    cache_key(add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object), model, weight,
-              QE_LAYOUT_OPERAND | QE_LAYOUT_CODES);
+    qe_effect *effect = add(effects, QE_EFFECT_CACHE_FILL, frame->weights[weight].cache_object);
+    cache_key(effect, model, weight, QE_LAYOUT_OPERAND | QE_LAYOUT_CODES);
+    effect->version = frame->ahead; /* the commit has made the next one */
+    if (frame->weights[weight].scale_object[QE_SCALE_W] != QE_NONE) effect->epoch = frame->ahead;
 }
 
 void qe_effects_scale(qe_effects *effects, const qe_frame *frame, uint32_t weight, int role) {
     uint32_t object = frame->weights[weight].scale_object[role];
     if (object == QE_NONE) return; /* this recipe keeps no hidden scale */
-    add(effects, QE_EFFECT_SCALE_USE, object);
-    if (frame->training) add(effects, QE_EFFECT_SCALE_RECORD, object);
+    add(effects, QE_EFFECT_SCALE_USE, object)->version = frame->ahead;
+    if (frame->training && !frame->ahead) add(effects, QE_EFFECT_SCALE_RECORD, object);
 }
 
 void qe_effects_deposit(qe_effects *effects, const qe_frame *frame, uint32_t weight) {

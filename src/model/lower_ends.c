@@ -50,19 +50,20 @@ static qe_status fill_one(const qe_lowering *lowering, uint32_t weight) {
                 .recipe = (uint8_t)qe_weight_recipe(model, weight),
                 .format = (uint8_t)(info->scaled ? qe_model_format(model, 0) : QE_FORMAT_BF16),
                 .scale = state == NULL ? NULL : &state->scale,
-                .amax = state == NULL || !frame->training ? NULL : &state->amax,
+                .amax = state == NULL || !frame->training || frame->ahead ? NULL : &state->amax,
                 .operand = qe_lowering_weight(lowering, weight, 0),
                 .retained = kept_codes(model, place, weight),
             },
     };
     qe_effects effects = {.count = 0};
-    qe_effects_weight_read(&effects, frame, weight);
+    if (!frame->ahead) qe_effects_weight_read(&effects, frame, weight);
     qe_effects_cache_fill(&effects, model, frame, weight);
     qe_effects_scale(&effects, frame, weight, QE_SCALE_W);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
 qe_status qe_lower_fill(const qe_lowering *lowering) {
+    if (lowering->frame->ahead) return fill_one(lowering, lowering->frame->ahead_weight);
     for (uint32_t decoder = lowering->first; decoder < lowering->last; decoder++)
         for (int linear = 0; linear < QE_LINEARS; linear++)
             QE_TRY(fill_one(lowering, qe_weight_linear(lowering->model, decoder, linear)));

@@ -31,6 +31,13 @@ int qe_plan_adds_apart(const qe_plan *plan, uint32_t weight) {
            info->deposited_by == QE_ACTION_W && qe_weight_uses(info) == 1;
 }
 
+int qe_plan_fills_ahead(const qe_plan *plan, const qe_rank_plan *rank, uint32_t weight) {
+    const qe_weight_place *place = &rank->places[weight];
+    const qe_plan_options *options = &plan->options;
+    return options->fill_ahead && options->cache_weights && !options->forward_only && place->cache_object != QE_NONE &&
+           place->scale_object[QE_SCALE_W] != QE_NONE;
+}
+
 void qe_plan_frame_objects(const qe_plan *plan, const qe_rank_plan *rank, const qe_unit *unit, qe_frame *frame) {
     frame->apart = plan->options.placement == QE_GRADIENT_COPY && plan->options.sums_apart;
     frame->work_object = rank->work_object;

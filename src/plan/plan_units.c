@@ -1,6 +1,6 @@
 /* plan_units.c - the units of one step on one rank, in the order in which they are submitted.
  *
- *   load | (receives one action ahead, fill, F / I / W, sends) ... | take | commit | fold | read
+ *   load | (receives one action ahead, fill, F / I / W, sends) ... | take | commit, fold | read
  *
  * Receives are posted one action before the action that needs them, so that a transfer hides behind it. */
 #include <stdio.h>
@@ -387,11 +387,34 @@ static qe_status take_unit(qe_build *build, uint32_t weight, uint32_t stage) {
     return QE_OK;
 }
 
+/* Effects of a commit, and of the fill that is part of it. */
+typedef struct commit_effects {
+    qe_effect list[QE_EFFECTS_MAX];
+    uint32_t count;
+} commit_effects;
+
+static qe_status sink_fill(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
+    commit_effects *all = context;
+    (void)op;
+    QE_ASSERT(all->count + count <= QE_EFFECTS_MAX);
+    memcpy(all->list + all->count, effects, count * sizeof *effects);
+    all->count += count;
+    return QE_OK;
+}
+
 static qe_status commit_unit(qe_build *build, uint32_t weight, uint32_t stage) {
+    const qe_plan *plan = build->plan;
     QE_TRY(open_unit(build, QE_UNIT_COMMIT, stage, QE_NONE, build->out->stream_compute));
     unit_now(build)->weight = weight;
-    qe_effect effect = {.object = build->out->places[weight].weight_object, .kind = QE_EFFECT_WEIGHT_COMMIT};
-    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_ADAMW), &effect, 1));
+    commit_effects all = {.count = 1};
+    all.list[0] = (qe_effect){.object = build->out->places[weight].weight_object, .kind = QE_EFFECT_WEIGHT_COMMIT};
+    if (qe_plan_fills_ahead(plan, build->out, weight)) {
+        qe_frame frame = {.stage = (uint16_t)stage, .stages = plan->stages, .training = 1,
+                          .weights = build->out->places, .ahead = 1, .ahead_weight = weight};
+        qe_sink sink = {.context = &all, .op = sink_fill};
+        QE_TRY(plan->model_ops->lower(plan->model, &frame, QE_PHASE_FILL, &sink));
+    }
+    QE_TRY(qe_build_draft(build, qe_op_name(QE_OP_ADAMW), all.list, all.count));
     close_unit(build);
     return QE_OK;
 }
@@ -438,6 +461,14 @@ static qe_status each_weight(qe_build *build, qe_status (*unit)(qe_build *, uint
     return QE_OK;
 }
 
+/* Folds go first where commits quantize with the scales of the next step. */
+static qe_status commit_units(qe_build *build) {
+    int ahead = build->plan->options.fill_ahead;
+    if (ahead) QE_TRY(fold_units(build));
+    QE_TRY(each_weight(build, commit_unit));
+    return ahead ? QE_OK : fold_units(build);
+}
+
 qe_status qe_build_units(qe_build *build) {
     QE_TRY(load_unit(build));
     QE_TRY(all_actions(build));
@@ -445,8 +476,7 @@ qe_status qe_build_units(qe_build *build) {
     if (!build->plan->options.forward_only) QE_TRY(each_weight(build, take_unit));
     build->commit_begin = build->draft_count;
     if (!build->plan->options.forward_only) {
-        QE_TRY(each_weight(build, commit_unit));
-        QE_TRY(fold_units(build));
+        QE_TRY(commit_units(build));
     }
     build->exit_begin = build->draft_count;
     return read_unit(build);

@@ -146,7 +146,22 @@ static const qe_guard_fault *vetoing_fault(const qe_rank *rank, const qe_binding
     return rank->team->options.contracts == QE_CONTRACTS_TRAP ? binding->fault : NULL;
 }
 
-static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
+/* The commit quantizes what the next step's fill would. */
+static qe_status sink_ahead(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
+    qe_args_adamw *adamw = context;
+    const qe_args_quantize_weight *fill = &op->args.quantize_weight;
+    (void)effects;
+    (void)count;
+    QE_ASSERT(op->kind == QE_OP_QUANTIZE_WEIGHT && fill->w == adamw->weight);
+    adamw->rows = fill->rows;
+    adamw->columns = fill->columns;
+    adamw->target = fill->target;
+    adamw->scale_epoch = fill->scale_epoch;
+    adamw->key = fill->key;
+    return QE_OK;
+}
+
+static qe_status bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
     const qe_plan *plan = binding->plan;
     qe_op *op = &binding->ops[unit->first_op];
     *op = (qe_op){.kind = QE_OP_ADAMW};
@@ -161,6 +176,11 @@ static void bind_commit(qe_binding *binding, const qe_rank *rank, const qe_unit 
         .fault = vetoing_fault(rank, binding),
         .decay = plan->model_ops->weight(plan->model, unit->weight)->decay,
     };
+    if (!qe_plan_fills_ahead(plan, binding->rank_plan, unit->weight)) return QE_OK;
+    qe_frame frame = {.stage = unit->stage, .stages = plan->stages, .training = 1, .weights = binding->places,
+                      .ahead = 1, .ahead_weight = unit->weight};
+    qe_sink sink = {.context = &op->args.adamw, .op = sink_ahead};
+    return plan->model_ops->lower(plan->model, &frame, QE_PHASE_FILL, &sink);
 }
 
 static void bind_fold(qe_binding *binding, const qe_rank *rank, const qe_unit *unit) {
@@ -192,7 +212,6 @@ static void bind_own(qe_rank *rank, qe_binding *binding, const qe_unit *unit) {
             bind_copy(binding, unit, rank->places[unit->weight].grad, binding->places[unit->weight].grad, grad);
             break;
         case QE_UNIT_TAKE: bind_take(binding, rank, unit); break;
-        case QE_UNIT_COMMIT: bind_commit(binding, rank, unit); break;
         case QE_UNIT_FOLD: bind_fold(binding, rank, unit); break;
         default: QE_ASSERT(0 && "a unit of the plan's own");
     }
@@ -226,6 +245,7 @@ static qe_status bind_unit(qe_rank *rank, qe_binding *binding, const qe_unit *un
         case QE_UNIT_RECV_F:
         case QE_UNIT_SEND_B:
         case QE_UNIT_RECV_B: return bind_transfer(rank, binding, unit, error_out);
+        case QE_UNIT_COMMIT: return bind_commit(binding, rank, unit);
         default: bind_own(rank, binding, unit); return QE_OK;
     }
 }

@@ -91,16 +91,17 @@ static void add_scale(ranges *all, const qe_effect *effect) {
     add_fault(all);
 }
 
-/* The key that a fill writes is what weight and scale say of themselves. */
+/* The key that a fill writes is what weight and scale say of themselves; a key that says it already is looked at. */
 static void add_key(ranges *all, const qe_weight_place *place) {
     const qe_scale_state *state = place->scale[QE_SCALE_W];
-    add(all, place->cache_key, 2 * sizeof *place->cache_key, WRITES, "key");
+    add(all, place->cache_key, QE_KEY_WORDS * sizeof *place->cache_key, READS | WRITES, "key");
     add(all, place->witness, sizeof *place->witness, READS, "weight's witness");
     if (state != NULL) add(all, &state->epoch, sizeof state->epoch, READS, "scale's epoch");
 }
 
 static void add_cache(ranges *all, const qe_effect *effect) {
-    int role = 0, access = effect->kind == QE_EFFECT_CACHE_FILL ? WRITES : READS;
+    /* What a commit has filled stays as it is: a fill may leave every byte. */
+    int role = 0, access = effect->kind == QE_EFFECT_CACHE_FILL ? READS | WRITES : READS;
     const qe_plan *plan = all->binding->plan;
     uint32_t weight = weight_of(all, effect->object, &role);
     const qe_weight_place *place = &all->binding->places[weight];

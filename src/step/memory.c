@@ -181,6 +181,16 @@ void qe_rank_list_folded(qe_rank *rank) {
     }
 }
 
+qe_status qe_rank_unseal_caches(qe_rank *rank) {
+    static const uint64_t none = 0;
+    for (uint32_t weight = 0; weight < rank->team->plan->weight_count; weight++) {
+        uint64_t *key = rank->places[weight].cache_key;
+        if (key != NULL) QE_TRY(qe_rank_write(rank, &key[QE_KEY_SEAL], &none, sizeof none, &rank->error));
+    }
+    rank->caches_unsealed = 0;
+    return QE_OK;
+}
+
 /* As much as all weights of the rank will be given. */
 static qe_status allocate_arenas(qe_rank *rank, qe_error *error_out) {
     static const qe_memory_kind kinds[] = {QE_MEMORY_MASTERS, QE_MEMORY_MOMENTS, QE_MEMORY_GRADIENTS,

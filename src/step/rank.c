@@ -92,6 +92,7 @@ static qe_status begin(qe_rank *rank, qe_binding *binding) {
     }
     rank->ledger_told = 0;
     if (contracts_on(rank)) qe_ledger_step_begin(binding->ledger);
+    if (rank->caches_unsealed) QE_TRY(qe_rank_unseal_caches(rank));
     return qe_guard_begin(rank, binding);
 }
 

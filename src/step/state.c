@@ -403,6 +403,7 @@ qe_status qe_team_snapshot_put(qe_team *team, const qe_snapshot *snapshot, qe_er
     QE_TRY(check_fits(team, snapshot, error_out));
     for (uint32_t i = 0; i < team->rank_count; i++) {
         team->ranks[i].has_caches = 0;
+        team->ranks[i].caches_unsealed = 1;
         team->ranks[i].words_stale = 1;
     }
     for (uint32_t i = 0; status == QE_OK && i < snapshot->tensor_count; i++)

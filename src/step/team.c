@@ -139,6 +139,7 @@ qe_status qe_team_parameter_write(qe_team *team, uint32_t index, const float *va
     float *to = rank->places[parameter->weight].master + (size_t)parameter->row_begin * parameter->columns;
     QE_TRY(team->options.backend->memory->write(rank->device, to, values, count * sizeof *values, error_out));
     rank->has_caches = 0;
+    rank->caches_unsealed = 1;
     touch(&rank->train, parameter->weight);
     touch(&rank->evaluate, parameter->weight);
     rank->words_stale = 1;

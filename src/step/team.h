@@ -98,6 +98,7 @@ typedef struct qe_rank {
     uint8_t words_stale; /* witness words are to be set from the ledger before the next step */
     uint8_t ledger_told; /* the ledger found a breach in this step, so its history tells of one */
     uint8_t has_stepped; /* a training step was begun: buffers were written */
+    uint8_t caches_unsealed; /* a weight or a scale was written by hand: no cache may vouch for what it holds */
     uint8_t has_caches; /* the last training step left every cache filled, and no weight was written since */
     double *values, *gathered; /* for the meeting: norms by weight, then the loss */
     /* Outcome of the last command. */
@@ -142,6 +143,8 @@ qe_status qe_rank_allocate(qe_rank *rank, qe_error *error_out);
 void qe_rank_release(qe_rank *rank);
 /* Fills the table of which folds name a run; again where a scale has moved. */
 void qe_rank_list_folded(qe_rank *rank);
+/* No cache vouches for its bytes any more: the next fills write them. Requires: no work of the streams. */
+qe_status qe_rank_unseal_caches(qe_rank *rank);
 int qe_rank_owns(const qe_rank *rank, uint32_t weight);
 /* Bytes of values with a line for their witness behind them, and where that line is. */
 uint64_t qe_rank_master_bytes(uint64_t value_bytes);

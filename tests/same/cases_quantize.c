@@ -137,13 +137,13 @@ static qe_op weight_op(const weight_places *places, const same_target *target, s
 
 static void weight_run(same_world *world, qe_recipe_kind recipe, qe_format format, shape at, const float *values,
                        int with_key, float scale) {
-    const uint64_t witness = UINT64_C(0x123456789A), epoch = 77;
+    const uint64_t witness = UINT64_C(0x123456789A), epoch = 77, unsealed[QE_KEY_WORDS] = {5, 6, QE_KEY_SEALED, 0};
     same_target target;
     weight_places places = {.w = world_bytes(world, (size_t)at.rows * at.columns * sizeof(float), values)};
     if (with_key) {
         places.witness = world_bytes(world, sizeof witness, &witness);
         if (recipe == QE_RECIPE_DELAYED) places.epoch = world_bytes(world, sizeof epoch, &epoch);
-        places.key = world_bytes(world, 2 * sizeof(uint64_t), NULL);
+        places.key = world_bytes(world, sizeof unsealed, unsealed);
     }
     target_make(world, &target, recipe, format, at.rows, at.columns, 1, SAME_ALL, scale);
     const qe_op host = weight_op(&places, &target, SAME_HOST), device = weight_op(&places, &target, SAME_DEVICE);

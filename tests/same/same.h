@@ -150,6 +150,7 @@ void case_guard(void);
 void case_embed(void);
 void case_embed_backward(void);
 void case_adamw(void);
+void case_commit(void);
 /* Close: sums in another order, another exp. */
 void case_grad_norm(void);
 void case_cross_entropy(void);

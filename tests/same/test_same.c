@@ -29,6 +29,7 @@ static const named_case cases[] = {
     {"embed", case_embed},
     {"embed_backward", case_embed_backward},
     {"adamw", case_adamw},
+    {"commit", case_commit},
     {"grad_norm", case_grad_norm},
     {"cross_entropy", case_cross_entropy},
     {"norm", case_norm},

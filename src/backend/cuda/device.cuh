@@ -58,6 +58,14 @@ DEVICE int32_t load_shared_word(const int32_t *at) {
 DEVICE void raise_word(int32_t *at, int32_t value) {
     atomicMax(at, value);
 }
+/* As it is in memory now. */
+DEVICE uint64_t word_now(const uint64_t *at) {
+    return *reinterpret_cast<const volatile uint64_t *>(at);
+}
+/* What this thread did before is seen before what it does behind. */
+DEVICE void device_fence() {
+    __threadfence();
+}
 
 /* Rounded one by one: no fused multiply-add unless it is asked for, whatever the compiler's options. */
 DEVICE float mul(float a, float b) {

@@ -29,6 +29,7 @@ qe_status qe_cuda_cross_entropy(const qe_args_cross_entropy *args, cudaStream_t 
 qe_status qe_cuda_accumulate(const qe_args_accumulate *args, cudaStream_t stream);
 qe_status qe_cuda_grad_norm(const qe_args_grad_norm *args, cudaStream_t stream);
 qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream);
+qe_status qe_cuda_adamw_alone(const qe_args_adamw *args, cudaStream_t stream); /* nothing is quantized */
 qe_status qe_cuda_fold(const qe_args_fold *args, cudaStream_t stream);
 qe_status qe_cuda_stamp(const qe_args_stamp *args, cudaStream_t stream);
 qe_status qe_cuda_tally(const qe_args_tally *args, cudaStream_t stream);

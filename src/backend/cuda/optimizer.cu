@@ -1,9 +1,7 @@
-/* optimizer.cu - the sum of squares of a gradient, and AdamW: PyTorch's, every operation rounded on its own, so that it
- * has the bits of the host's kernel whatever the compiler may fuse.
- *
- * While a weight is being written its witness word names no version: every block counts itself in and out in the word's
- * upper bits, and the last one out turns all of it into version + 1. A guard that looks meanwhile fires. */
+/* optimizer.cu - the sum of squares of a gradient, and AdamW (adamw.cuh), with the bits of the host's kernel whatever
+ * the compiler may fuse. Weights that are quantized with the same step: commit.cu. */
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/adamw.cuh"
 #include "backend/cuda/block.cuh"
 
 namespace {
@@ -72,37 +70,7 @@ qe_status qe_cuda_grad_norm(const qe_args_grad_norm *args, cudaStream_t stream) 
 namespace {
 
 constexpr uint32_t ADAMW_THREADS = 256;
-constexpr uint32_t ADAMW_PIECES = 2;       /* pieces of a thread: eight loads of 16 bytes are under way */
-constexpr uint32_t ADAMW_COUNT_SHIFT = 40; /* of the witness: versions lie below 2^40, twice the blocks above */
-constexpr uint64_t ADAMW_BLOCKS_MAX = (1u << 23) - 1;
-
-struct adamw_factors {
-    float keep, gradient_scale, lerp1, beta2, rest2, root_correction2, epsilon, step_size;
-};
-
-__device__ __forceinline__ adamw_factors factors_of(const qe_adamw *step, int decay) {
-    adamw_factors f;
-    f.keep = decay ? __fsub_rn(1.0f, __fmul_rn(step->learning_rate, step->weight_decay)) : 1.0f;
-    f.gradient_scale = step->gradient_scale;
-    f.lerp1 = __fsub_rn(1.0f, step->beta1);
-    f.beta2 = step->beta2;
-    f.rest2 = __fsub_rn(1.0f, step->beta2);
-    f.root_correction2 = __fsqrt_rn(step->bias_correction2);
-    f.epsilon = step->epsilon;
-    f.step_size = __fdiv_rn(step->learning_rate, step->bias_correction1);
-    return f;
-}
-
-__device__ __forceinline__ void adamw_one(const adamw_factors &f, float grad, float &weight, float &moment1,
-                                          float &moment2) {
-    const float g = __fmul_rn(grad, f.gradient_scale);
-    const float m = __fadd_rn(moment1, __fmul_rn(f.lerp1, __fsub_rn(g, moment1)));
-    const float v = __fadd_rn(__fmul_rn(moment2, f.beta2), __fmul_rn(__fmul_rn(f.rest2, g), g));
-    const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), f.root_correction2), f.epsilon);
-    moment1 = m;
-    moment2 = v;
-    weight = __fsub_rn(__fmul_rn(weight, f.keep), __fmul_rn(f.step_size, __fdiv_rn(m, denominator)));
-}
+constexpr uint32_t ADAMW_PIECES = 2; /* pieces of a thread: eight loads of 16 bytes are under way */
 
 /* WIDTH neighbours, moved at once: float4 or float. */
 template <int WIDTH>
@@ -133,21 +101,6 @@ struct adamw_piece {
     }
 };
 
-/* Counts a block in or out; returns what the word was. */
-__device__ __forceinline__ uint64_t witness_count(uint64_t *witness, uint64_t add) {
-    return atomicAdd(reinterpret_cast<unsigned long long *>(witness), (unsigned long long)add);
-}
-
-/* All writes of the block are seen before its count; the last one out makes the word the next version. */
-__device__ __forceinline__ void witness_leave(uint64_t *witness) {
-    const uint64_t one = 1ull << ADAMW_COUNT_SHIFT, all = 2ull * gridDim.x;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    const uint64_t before = witness_count(witness, one) >> ADAMW_COUNT_SHIFT;
-    if (before + 1 == all) witness_count(witness, 1 - all * one);
-}
-
 template <int WIDTH>
 __global__ void __launch_bounds__(ADAMW_THREADS) adamw_blocks(qe_args_adamw args) {
     const uint64_t pieces = args.count / WIDTH;
@@ -155,7 +108,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS) adamw_blocks(qe_args_adamw args
     const int is_vetoed = args.fault != NULL && qe_word_now(&args.fault->fired) != 0;
     const adamw_factors factors = factors_of(args.step, args.decay);
     if (is_vetoed) return;
-    if (args.witness != NULL && threadIdx.x == 0) witness_count(args.witness, 1ull << ADAMW_COUNT_SHIFT);
+    if (args.witness != NULL) witness_enter(args.witness);
     for (uint64_t first = blockIdx.x * span + threadIdx.x; first < pieces; first += gridDim.x * span) {
         adamw_piece<WIDTH> piece[ADAMW_PIECES];
 #pragma unroll
@@ -174,12 +127,12 @@ __global__ void __launch_bounds__(ADAMW_THREADS) adamw_blocks(qe_args_adamw args
         last.update(factors);
         last.store(args, pieces * WIDTH + threadIdx.x);
     }
-    if (args.witness != NULL) witness_leave(args.witness);
+    if (args.witness != NULL) witness_leave(args.witness, [](uint64_t) {});
 }
 
 } // namespace
 
-qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t stream) {
+qe_status qe_cuda_adamw_alone(const qe_args_adamw *args, cudaStream_t stream) {
     const int is_wide = is_aligned(args->weight) && is_aligned(args->grad) &&
                         is_aligned(args->moment1) && is_aligned(args->moment2);
     const uint64_t wanted = pieces_of(args->count, (is_wide ? 4u : 1u) * ADAMW_THREADS * ADAMW_PIECES);

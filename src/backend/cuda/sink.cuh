@@ -88,6 +88,7 @@ DEVICE void store_single(const places &to, int place, uint32_t row, uint32_t col
 
 template <typename Source>
 KERNEL void __launch_bounds__(SINGLE_THREADS) single_kernel(const __grid_constant__ single_job<Source> job) {
+    if (is_filled<Source>(job.words, job.scale.amax)) return;
     const float scale = scale_of(job.scale);
     const uint64_t count = static_cast<uint64_t>(job.to.rows) * job.source.units;
     float amax = 0.0f;

@@ -34,8 +34,41 @@ DEVICE void write_words(const tensor_words &words, float scale) {
     if (words.scale_inv[0]) *words.scale_inv[0] = inverse_of(scale);
     if (words.scale_inv[1]) *words.scale_inv[1] = inverse_of(scale);
     if (words.key == nullptr) return;
-    words.key[0] = *words.weight_witness;
-    words.key[1] = words.scale_epoch ? *words.scale_epoch : 0;
+    words.key[QE_KEY_SEAL] = 0; /* first: a block that begins later must not take this key for a commit's */
+    device_fence();
+    words.key[QE_KEY_VERSION] = *words.weight_witness;
+    words.key[QE_KEY_EPOCH] = words.scale_epoch ? *words.scale_epoch : 0;
+}
+
+/* Did a commit quantize just this weight, under just this scale? *amax_out: bits of the amax that its key remembers. */
+DEVICE bool is_sealed(const tensor_words &words, int32_t *amax_out) {
+    if (words.key == nullptr || words.weight_witness == nullptr) return false;
+    const uint64_t version = word_now(&words.key[QE_KEY_VERSION]), epoch = word_now(&words.key[QE_KEY_EPOCH]);
+    if (version != word_now(words.weight_witness)) return false;
+    if (epoch != (words.scale_epoch ? word_now(words.scale_epoch) : 0)) return false;
+    device_fence();
+    const uint64_t seal = word_now(&words.key[QE_KEY_SEAL]);
+    *amax_out = static_cast<int32_t>(seal);
+    return (seal & QE_KEY_SEALED) != 0;
+}
+
+template <typename Source>
+struct keeps_key {
+    static constexpr bool value = false;
+};
+template <>
+struct keeps_key<weight_source> {
+    static constexpr bool value = true;
+};
+
+/* A fill behind a commit has nothing left to do but to record the amax. */
+template <typename Source>
+static METHOD bool is_filled(const tensor_words &words, int32_t *record) {
+    int32_t amax = 0;
+    if constexpr (!keeps_key<Source>::value) return false;
+    if (!is_sealed(words, &amax)) return false;
+    if (record && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) raise_word(record, amax);
+    return true;
 }
 
 /* All lanes of the warp call it. `seen` is what the word held a while ago: it only rises, so what is not above it needs
@@ -194,22 +227,29 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
     return amax;
 }
 
+/* What a block does of a tensor. */
 template <typename Source, typename Tile>
-KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    tile_kernel(const __grid_constant__ tile_job<Source> job) {
+static METHOD void tile_block(const tile_job<Source> &job, float scale) {
     typedef typename Tile::place place;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint2 tile = tile_of_block(job.band);
     const uint32_t unit = tile.x * Tile::UNITS + (warp % Tile::WARPS_X * Tile::ACROSS + place::across(lane)) * 8;
     const uint32_t row =
         tile.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + place::below(lane)) * Tile::ROWS;
-    const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
     const bool inside = unit < job.source.units && row < job.planes.rows;
     const uint32_t mask = warp_ballot(inside);
     if (inside) amax = tile_run<Source, Tile>(job, row, unit, scale, mask);
     record_amax(job.scale.amax, amax, seen);
+}
+
+template <typename Source, typename Tile>
+KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    tile_kernel(const __grid_constant__ tile_job<Source> job) {
+    if (is_filled<Source>(job.words, job.scale.amax)) return;
+    const float scale = scale_of(job.scale);
+    tile_block<Source, Tile>(job, scale);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
 }
 

@@ -17,17 +17,55 @@ static int is_vetoed(const qe_guard_fault *fault) {
     return fault != NULL && fault->fired;
 }
 
+/* What the weight became is quantized for the next step; the key vouches for it and remembers its amax. */
+static void fill_ahead(const host_kernels *kernels, const qe_args_adamw *args) {
+    float amax = 0.0F;
+    uint32_t bits;
+    qe_args_quantize_weight fill = {.w = args->weight, .rows = args->rows, .columns = args->columns,
+                                    .target = args->target};
+    fill.target.amax = &amax;
+    kernels->quantize_weight(&fill);
+    memcpy(&bits, &amax, sizeof bits);
+    args->key[QE_KEY_VERSION] = *args->witness;
+    args->key[QE_KEY_EPOCH] = *args->scale_epoch;
+    args->key[QE_KEY_SEAL] = QE_KEY_SEALED | bits;
+}
+
 static void adamw_run(const host_kernels *kernels, const qe_args_adamw *args) {
     if (is_vetoed(args->fault)) return;
     kernels->adamw(args);
     if (args->witness != NULL) ++*args->witness;
+    if (args->key != NULL) fill_ahead(kernels, args);
+}
+
+/* Did a commit quantize just this? Then only its amax is to be recorded. */
+static int is_filled(const qe_args_quantize_weight *args, uint64_t epoch) {
+    const uint64_t *key = args->key;
+    if (key[QE_KEY_VERSION] != *args->weight_witness || key[QE_KEY_EPOCH] != epoch) return 0;
+    return (key[QE_KEY_SEAL] & QE_KEY_SEALED) != 0;
+}
+
+static void record_amax(const qe_args_quantize_weight *args) {
+    float amax;
+    const uint32_t bits = (uint32_t)args->key[QE_KEY_SEAL];
+    memcpy(&amax, &bits, sizeof amax);
+    if (args->target.amax != NULL && amax > *args->target.amax) *args->target.amax = amax;
 }
 
 static void quantize_weight_run(const host_kernels *kernels, const qe_args_quantize_weight *args) {
+    if (args->key == NULL) {
+        kernels->quantize_weight(args);
+        return;
+    }
+    const uint64_t epoch = args->scale_epoch != NULL ? *args->scale_epoch : 0;
+    if (is_filled(args, epoch)) {
+        record_amax(args);
+        return;
+    }
     kernels->quantize_weight(args);
-    if (args->key == NULL) return;
-    args->key[0] = *args->weight_witness;
-    args->key[1] = args->scale_epoch != NULL ? *args->scale_epoch : 0;
+    args->key[QE_KEY_VERSION] = *args->weight_witness;
+    args->key[QE_KEY_EPOCH] = epoch;
+    args->key[QE_KEY_SEAL] = 0;
 }
 
 static void stamp_run(const qe_args_stamp *args) {

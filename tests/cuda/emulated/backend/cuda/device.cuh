@@ -50,6 +50,10 @@ DEVICE int32_t load_shared_word(const int32_t *at) {
 DEVICE void raise_word(int32_t *at, int32_t value) {
     *at = *at > value ? *at : value;
 }
+DEVICE uint64_t word_now(const uint64_t *at) {
+    return *at;
+}
+DEVICE void device_fence() {}
 
 DEVICE float mul(float a, float b) {
     return a * b;
