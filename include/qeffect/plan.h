@@ -144,7 +144,7 @@ typedef struct qe_plan_options {
                                  0: the gradient is moved to scratch, accumulated there, and moved back */
     uint8_t fill_ahead;       /* 1: commits quantize what they make for the next step (qe_plan_fills_ahead). For commits
                                  that are recorded: a recording that lacks an edge between fold and commit is refused
-                                 before it may run; op by op such an edge is found when folds are done and no commit is */
+                                 before it may run; op by op it would be found when folds are done and no commit is */
     uint8_t share_slots;      /* 1: slots of different kinds and stages may lie in one region, in turns; 0: a region for
                                  each slot of a pool */
 } qe_plan_options;

@@ -276,7 +276,9 @@ static void a_commit_behind_a_guard_that_fired_is_nothing(void **state) {
     qe_error error = {0};
     must(qe_host_backend()->open(&device, &error), &error, "device");
     float weight = 1.0f, grad = 2.0f, m = 0.0f, v = 0.0f, history[2] = {0};
-    uint64_t version = 5;
+    float operand = 0;
+    uint8_t codes = 0;
+    uint64_t version = 5, key[QE_KEY_WORDS] = {5, 0, QE_KEY_SEALED, 0};
     qe_guard_fault fault = {.fired = 1};
     qe_adamw step = {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.9f, .epsilon = 1e-8f, .bias_correction1 = 0.1f,
                      .bias_correction2 = 0.1f, .gradient_scale = 1.0f};
@@ -285,16 +287,24 @@ static void a_commit_behind_a_guard_that_fired_is_nothing(void **state) {
     qe_recipe recipe = {.kind = QE_RECIPE_DELAYED, .history_length = 2};
     qe_op adamw = {.kind = QE_OP_ADAMW}, fold = {.kind = QE_OP_FOLD};
     adamw.args.adamw = (qe_args_adamw){.weight = &weight, .grad = &grad, .moment1 = &m, .moment2 = &v, .count = 1,
-                                       .step = &step, .witness = &version, .fault = &fault};
+                                       .step = &step, .witness = &version, .fault = &fault, .rows = 1,
+                                       .columns = 1, .scale_epoch = &scale.epoch, .key = key};
+    adamw.args.adamw.target = (qe_quantize_target){.recipe = QE_RECIPE_DELAYED, .scale = &scale.scale,
+                                                   .operand = {.codes = &operand, .format = QE_FORMAT_FP32},
+                                                   .retained = {.codes = &codes}};
     fold.args.fold = (qe_args_fold){.states = scales, .count = 1, .recipe = &recipe, .fault = &fault};
     for (int fired = 1; fired >= 0; fired--) {
         fault.fired = (uint64_t)fired;
-        must(qe_host_backend()->run(device, &adamw, &error), &error, "adamw");
         must(qe_host_backend()->run(device, &fold, &error), &error, "fold");
+        must(qe_host_backend()->run(device, &adamw, &error), &error, "adamw");
         assert_int_equal(weight == 1.0f, fired);
         assert_int_equal(version, fired ? 5 : 6);
         assert_int_equal(scale.epoch, fired ? 0 : 1);
         assert_int_equal(scale.amax == 2.0f, fired);
+        assert_int_equal(operand == 0.0f, fired);
+        assert_int_equal(key[QE_KEY_VERSION], fired ? 5 : 6);
+        assert_int_equal(key[QE_KEY_EPOCH], fired ? 0 : 1);
+        assert_int_equal(key[QE_KEY_SEAL] == QE_KEY_SEALED, fired);
     }
     qe_host_backend()->close(device);
 }
