@@ -225,7 +225,8 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     int baseline = s->train.mode == QE_TRAIN_BASELINE;
     qe_plan_options plan = {.cache_weights = s->pipeline.cache_weights && !baseline, .reuse_slots = !baseline,
                             .share_slots = !baseline};
-    plan.fill_ahead = s->train.mode == QE_TRAIN_CAPTURED;
+    int writes_anew = session->device == QE_DEVICE_TE; /* its fills know of no seal */
+    plan.fill_ahead = s->train.mode == QE_TRAIN_CAPTURED && !writes_anew;
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
     plan.sums_apart = !baseline && qe_device_backend(session->device)->numerics.sums_apart;
     QE_TRY(make_schedule(session, &plan, error_out));

@@ -63,6 +63,11 @@ struct plan {
     bool loaded = false; /* its kernels are on the device, so that it may be captured */
 };
 
+struct workspace {
+    void *at;
+    int64_t bytes;
+};
+
 /* Addresses by uid; what a shape does not have is not asked for. */
 using addresses = std::unordered_map<int64_t, void *>;
 
@@ -71,9 +76,7 @@ using addresses = std::unordered_map<int64_t, void *>;
 struct qe_cuda_attention {
     cudnnHandle_t handle = nullptr;
     cudaStream_t stream = nullptr;     /* the caller's, for loading and timing plans */
-    std::vector<void *> workspaces;    /* the last is the largest; the others live on, because graphs may name them */
-    int64_t workspaces_bytes = 0;      /* of all of them */
-    int64_t workspace_bytes = 0;
+    std::vector<workspace> workspaces; /* the last is the largest; the others live on, because graphs may name them */
     std::vector<std::unique_ptr<plan>> plans;
     std::vector<qe_cuda_choice> choices; /* of backwards, in the order of their plans */
     qe_attention_own own = {};           /* of zeros: this device has not what our kernels need */
@@ -240,7 +243,7 @@ qe_status plan_build(cudnnHandle_t handle, plan &p, qe_error *error_out) {
 
 qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *error_out) {
     void *at = nullptr;
-    if (bytes <= attention.workspace_bytes) return QE_OK;
+    if (!attention.workspaces.empty() && bytes <= attention.workspaces.back().bytes) return QE_OK;
     attention.workspaces.reserve(attention.workspaces.size() + 1);
     const cudaError_t status = cudaMalloc(&at, static_cast<size_t>(bytes));
     if (status == cudaErrorMemoryAllocation) {
@@ -252,10 +255,14 @@ qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *
                             static_cast<long long>((bytes >> 20) + 1));
     }
     if (status != cudaSuccess) return qe_cuda_failure(status, "workspace of attention", error_out);
-    attention.workspaces.push_back(at);
-    attention.workspace_bytes = bytes;
-    attention.workspaces_bytes += bytes;
+    attention.workspaces.push_back({at, bytes});
     return QE_OK;
+}
+
+/* Releases all but the first `count`. Requires: no graph and no running kernel names the others. */
+void workspaces_keep(qe_cuda_attention &attention, size_t count) {
+    for (; attention.workspaces.size() > count; attention.workspaces.pop_back())
+        (void)cudaFree(attention.workspaces.back().at);
 }
 
 /* --- ops --------------------------------------------------------------------------------------------------------- */
@@ -340,7 +347,7 @@ qe_status execute(qe_cuda_attention &attention, const plan &p, const qe_op &op, 
                                  : forward_addresses(op.args.attention, p.of);
     if (fe::detail::set_stream(attention.handle, stream) != CUDNN_STATUS_SUCCESS)
         return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN does not take the stream");
-    fe::error_t status = p.graph.execute(attention.handle, at, attention.workspaces.back());
+    fe::error_t status = p.graph.execute(attention.handle, at, attention.workspaces.back().at);
     if (status.is_good()) return QE_OK;
     return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
 }
@@ -361,14 +368,14 @@ qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op,
         return status == QE_OK && p.of.backward ? rotate(op.args.attention_backward, stream, error_out) : status;
     }
     const qe_status status =
-        qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back(), stream);
+        qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back().at, stream);
     if (status != QE_ERROR_DEVICE) return status;
     return qe_cuda_failure(cudaGetLastError(), "launching attention's backward", error_out);
 }
 
 /* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
 qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
-    void *const anything = attention.workspaces.back();
+    void *const anything = attention.workspaces.back().at;
     const qe_op op = op_of(p.of, anything, anything, static_cast<float *>(anything), anything, anything);
     cudaGraph_t graph = nullptr;
     cudaError_t device = cudaStreamBeginCapture(attention.stream, cudaStreamCaptureModeRelaxed);
@@ -489,13 +496,16 @@ std::unique_ptr<plan> plan_make(const shape &of, qe_attention_algorithm algorith
     return made;
 }
 
-/* The fastest; where cuDNN has none, ours. */
+/* The fastest; where cuDNN has none, ours. What only the loser works in goes: cuDNN's takes ten times as much. */
 qe_status plan_tune(qe_cuda_attention &attention, const shape &of, std::unique_ptr<plan> &made, qe_error *error_out) {
     std::unique_ptr<plan> both[] = {plan_make(of, QE_ATTENTION_CUDNN), plan_make(of, QE_ATTENTION_OWN)};
     int best = 1;
+    const size_t before = attention.workspaces.size();
     qe_status status = plan_ready(attention, *both[1], error_out);
     if (status == QE_OK && plan_ready(attention, *both[0], nullptr) == QE_OK)
         status = race(attention, {both[0].get(), both[1].get()}, best, error_out);
+    workspaces_keep(attention, before);
+    if (status == QE_OK) status = workspace_grow(attention, both[best]->workspace_bytes, error_out);
     if (status == QE_OK) made = std::move(both[best]);
     return status;
 }
@@ -607,14 +617,17 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention) {
     (void)guarded(nullptr, [&] {
         attention->plans.clear();
         if (attention->handle) (void)fe::detail::destroy_handle(attention->handle);
-        for (void *at : attention->workspaces) (void)cudaFree(at);
+        workspaces_keep(*attention, 0);
         return QE_OK;
     });
     delete attention;
 }
 
 uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) {
-    return attention ? static_cast<uint64_t>(attention->workspaces_bytes) : 0;
+    uint64_t bytes = 0;
+    for (size_t i = 0; attention && i < attention->workspaces.size(); ++i)
+        bytes += static_cast<uint64_t>(attention->workspaces[i].bytes);
+    return bytes;
 }
 
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {

@@ -1,69 +1,119 @@
 /* commit.cu - AdamW and what the next step's products take of the weight in one pass: codes both ways, their inverse
  * scale, the cache's key and seal, and the weight's version, all or nothing. The weight's new value is quantized while
- * it stands in registers; masters are not read a second time. */
+ * it stands in registers; masters are not read a second time.
+ *
+ * Seven arrays stream past, so what counts is how many loads are under way: a thread has four values of one row at a
+ * time, in few registers. Transposed codes meet in shared memory. */
 #include "backend/cuda/adamw.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/sink.cuh"
 
 namespace {
 
-struct words_32 {
-    uint4 low, high;
-};
-
-DEVICE words_32 load_eight(const float *at) {
-    return words_32{load_once(at), load_once(at + 4)};
-}
-
-DEVICE void unpack_eight(const words_32 &words, float *v) {
-    v[0] = float_of(words.low.x), v[1] = float_of(words.low.y), v[2] = float_of(words.low.z);
-    v[3] = float_of(words.low.w), v[4] = float_of(words.high.x), v[5] = float_of(words.high.y);
-    v[6] = float_of(words.high.z), v[7] = float_of(words.high.w);
-}
-
-DEVICE void store_eight(float *at, const float *v) {
-    reinterpret_cast<float4 *>(at)[0] = make_float4(v[0], v[1], v[2], v[3]);
-    reinterpret_cast<float4 *>(at)[1] = make_float4(v[4], v[5], v[6], v[7]);
-}
-
-/* Weights as this step makes them: values() writes weight and moments, and is called once for each. */
-struct committed_source {
-    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 1, WARPS_X = 2, WARPS_Y = 2 };
-    struct raw {
-        words_32 weight, grad, moment1, moment2;
-    };
-    typedef adamw_factors constant;
-    float *weight, *moment1, *moment2; /* [rows, units] */
-    const float *grad;
-    const qe_adamw *step;
-    uint32_t units;
-    int decay;
-
-    METHOD constant begin(uint32_t, uint32_t) const {
-        return factors_of(step, decay);
-    }
-    METHOD raw load(uint32_t row, uint32_t unit) const {
-        const size_t at = static_cast<size_t>(row) * units + unit;
-        return raw{load_eight(weight + at), load_eight(grad + at), load_eight(moment1 + at), load_eight(moment2 + at)};
-    }
-    METHOD void values(const constant &factors, const raw &r, uint32_t row, uint32_t unit, float (*v)[8]) const {
-        const size_t at = static_cast<size_t>(row) * units + unit;
-        float g[8], m[8], s[8];
-        unpack_eight(r.weight, v[0]), unpack_eight(r.grad, g), unpack_eight(r.moment1, m), unpack_eight(r.moment2, s);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) adamw_one(factors, g[i], v[0][i], m[i], s[i]);
-        store_eight(weight + at, v[0]), store_eight(moment1 + at, m), store_eight(moment2 + at, s);
-    }
-    METHOD uint32_t column(int, uint32_t unit) const {
-        return unit;
-    }
+/* A block takes few rows: small blocks end evenly, and whole sectors of 32 bytes of the transposed plane are enough. */
+enum {
+    COMMIT_THREADS = 256,
+    COMMIT_WARPS = COMMIT_THREADS / WARP, /* each takes a row at a time */
+    COMMIT_COLUMNS = WARP * 4,
+    COMMIT_ROWS = 32,
+    COMMIT_AHEAD = 2,  /* rows of a warp whose loads are under way */
+    COMMIT_BLOCKS = 4, /* of a multiprocessor: 64 registers a thread */
+    PIECE_ROWS = 16,   /* of a column, stored at once */
+    PIECES = COMMIT_ROWS / PIECE_ROWS
 };
 
 struct commit_job {
-    tile_job<committed_source> tile; /* its words are written by the last block out */
+    float *weight, *moment1, *moment2; /* [rows, columns] */
+    const float *grad;
+    const qe_adamw *step;
+    code_planes planes;
+    scaling scale;
+    tensor_words words; /* written by the last block out */
     uint64_t *witness;
     const qe_guard_fault *fault;
+    int decay;
 };
+
+/* Codes of a block, a word for four columns of a row. The words of a row stand in an order that differs from piece to
+ * piece, so that threads which read the same columns of several pieces do not meet in a bank. */
+struct commit_stage {
+    uint32_t words[COMMIT_ROWS][WARP];
+
+    METHOD uint32_t &at(uint32_t row, uint32_t across) {
+        return words[row][across ^ row / PIECE_ROWS * (WARP / PIECES)];
+    }
+};
+
+DEVICE void four_load(const float *values, size_t at, float *four) {
+    const float4 v = *reinterpret_cast<const float4 *>(values + at);
+    four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
+}
+
+DEVICE void four_store(float *values, size_t at, const float *four) {
+    *reinterpret_cast<float4 *>(values + at) = make_float4(four[0], four[1], four[2], four[3]);
+}
+
+/* Four neighbours of a row. */
+struct commit_piece {
+    float grad[4], weight[4], moment1[4], moment2[4];
+
+    METHOD void load(const commit_job &job, size_t at) {
+        four_load(job.grad, at, grad), four_load(job.weight, at, weight);
+        four_load(job.moment1, at, moment1), four_load(job.moment2, at, moment2);
+    }
+    /* Returns the codes; raises the amax. */
+    METHOD uint32_t update(const commit_job &job, const adamw_factors &factors, size_t at, float scale, float &amax) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) adamw_one(factors, grad[i], weight[i], moment1[i], moment2[i]);
+        four_store(job.weight, at, weight), four_store(job.moment1, at, moment1), four_store(job.moment2, at, moment2);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) amax = larger(amax, magnitude(weight[i]));
+        const uint32_t codes = encode4<QE_FORMAT_E4M3>(weight, scale);
+        *reinterpret_cast<uint32_t *>(job.planes.by_rows + at) = codes;
+        return codes;
+    }
+};
+
+/* Requires: the column is one of the matrix. Returns the amax. Rows come in sixteens, so all warps have the same; asked
+ * for each piece all the same, as the compiler then finishes one before the next and does with 64 registers. */
+DEVICE float commit_rows(const commit_job &job, commit_stage &stage, uint32_t first_row, uint32_t column, float scale) {
+    const uint32_t lane = threadIdx.x % WARP, rows = job.planes.rows - first_row;
+    const adamw_factors factors = factors_of(job.step, job.decay);
+    float amax = 0.0f;
+#pragma unroll 1
+    for (uint32_t row = threadIdx.x / WARP; row < COMMIT_ROWS; row += COMMIT_WARPS * COMMIT_AHEAD) {
+        const size_t at = static_cast<size_t>(first_row + row) * job.planes.columns + column;
+        const size_t next = static_cast<size_t>(COMMIT_WARPS) * job.planes.columns;
+        commit_piece piece[COMMIT_AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < COMMIT_AHEAD; ++k)
+            if (row + k * COMMIT_WARPS < rows) piece[k].load(job, at + k * next);
+#pragma unroll
+        for (uint32_t k = 0; k < COMMIT_AHEAD; ++k)
+            if (row + k * COMMIT_WARPS < rows)
+                stage.at(row + k * COMMIT_WARPS, lane) = piece[k].update(job, factors, at + k * next, scale, amax);
+    }
+    return amax;
+}
+
+/* Sixteen rows of four columns a thread: four stores of 16 bytes. */
+DEVICE void commit_columns(const code_planes &planes, commit_stage &stage, uint32_t first_row, uint32_t first_column) {
+    if (threadIdx.x >= PIECES * WARP) return;
+    const uint32_t piece = threadIdx.x % PIECES, across = threadIdx.x / PIECES;
+    const uint32_t row = first_row + piece * PIECE_ROWS, column = first_column + across * 4;
+    if (row >= planes.rows || column >= planes.columns) return;
+    uint32_t words[4][4]; /* of a column, of four rows */
+#pragma unroll
+    for (uint32_t group = 0; group < 4; ++group) {
+        const uint32_t from = piece * PIECE_ROWS + group * 4;
+        transpose4(stage.at(from, across), stage.at(from + 1, across), stage.at(from + 2, across),
+                   stage.at(from + 3, across), &words[0][group], 4);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+        *reinterpret_cast<uint4 *>(planes.by_columns + static_cast<size_t>(column + i) * planes.rows + row) =
+            make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+}
 
 /* The amax is complete when the last block is out; the key remembers it for the fill of the next step. */
 DEVICE void seal_key(uint64_t *key, uint64_t version, uint64_t epoch) {
@@ -73,33 +123,31 @@ DEVICE void seal_key(uint64_t *key, uint64_t version, uint64_t epoch) {
     key[QE_KEY_AMAX] = 0;
 }
 
-template <typename Tile>
-KERNEL void __launch_bounds__(Tile::THREADS) commit_kernel(const __grid_constant__ commit_job job) {
+KERNEL void __launch_bounds__(COMMIT_THREADS, COMMIT_BLOCKS)
+    commit_kernel(const __grid_constant__ commit_job job) {
+    commit_stage &stage = shared_object<commit_stage>();
+    const uint32_t first_row = blockIdx.y * COMMIT_ROWS, first_column = blockIdx.x * COMMIT_COLUMNS;
+    const uint32_t column = first_column + threadIdx.x % WARP * 4;
     if (job.fault != nullptr && word_now(&job.fault->fired) != 0) return;
     witness_enter(job.witness);
-    const float scale = scale_of(job.tile.scale);
-    tile_block<committed_source, Tile>(job.tile, scale);
+    const float scale = scale_of(job.scale);
+    const int32_t seen = load_shared_word(job.scale.amax);
+    record_amax(job.scale.amax,
+                column < job.planes.columns ? commit_rows(job, stage, first_row, column, scale) : 0.0f, seen);
+    block_barrier();
+    commit_columns(job.planes, stage, first_row, first_column);
     witness_leave(job.witness, [&job, scale](uint64_t version) {
-        const tensor_words &words = job.tile.words;
+        const tensor_words &words = job.words;
         if (words.scale_inv[0]) *words.scale_inv[0] = inverse_of(scale);
         if (words.scale_inv[1]) *words.scale_inv[1] = inverse_of(scale);
         seal_key(words.key, version, *words.scale_epoch);
     });
 }
 
-template <typename Tile>
-qe_status commit_launch(const commit_job &job, cudaStream_t stream) {
-    const dim3 grid(pieces_of(job.tile.source.units, Tile::UNITS), pieces_of(job.tile.planes.rows, Tile::TALL));
-    if (static_cast<uint64_t>(grid.x) * grid.y > ADAMW_BLOCKS_MAX) return QE_ERROR_ARGUMENT;
-    return launch(commit_kernel<Tile>, grid, Tile::THREADS, 1, 0, stream, job);
-}
-
 qe_status commit_whole(const commit_job &job, cudaStream_t stream) {
-    typedef committed_source s;
-    typedef tile_shape<QE_FORMAT_E4M3, s::ROWS, s::ACROSS, s::AHEAD, s::WARPS_X, s::WARPS_Y> large;
-    typedef tile_shape<QE_FORMAT_E4M3, 4, 4, 1, 4, 1> small;
-    const uint64_t values = static_cast<uint64_t>(job.tile.planes.rows) * job.tile.source.units;
-    return values > TILE_SMALL_VALUES ? commit_launch<large>(job, stream) : commit_launch<small>(job, stream);
+    const dim3 grid(pieces_of(job.planes.columns, COMMIT_COLUMNS), pieces_of(job.planes.rows, COMMIT_ROWS));
+    if (static_cast<uint64_t>(grid.x) * grid.y > ADAMW_BLOCKS_MAX) return QE_ERROR_ARGUMENT;
+    return launch(commit_kernel, grid, COMMIT_THREADS, 1, 0, stream, job);
 }
 
 struct seal_job {
@@ -127,16 +175,15 @@ extern "C" qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t strea
     qe_quantize_target target = args->target;
     target.amax = reinterpret_cast<float *>(&args->key[QE_KEY_AMAX]); /* magnitudes: their bits order as they do */
     commit_job job = {};
-    committed_source &source = job.tile.source;
-    source.weight = args->weight, source.moment1 = args->moment1, source.moment2 = args->moment2;
-    source.grad = args->grad, source.step = args->step, source.units = args->columns, source.decay = args->decay;
+    job.weight = args->weight, job.moment1 = args->moment1, job.moment2 = args->moment2, job.grad = args->grad;
+    job.step = args->step, job.decay = args->decay, job.witness = args->witness, job.fault = args->fault;
     tensor_words key = {};
     key.scale_epoch = args->scale_epoch, key.key = args->key;
-    job.tile.words = words_of(&target, key), job.tile.scale = scaling_of(&target);
-    job.witness = args->witness, job.fault = args->fault;
+    job.words = words_of(&target, key), job.scale = scaling_of(&target);
     const bool aligned = is_aligned(args->weight) && is_aligned(args->grad) && is_aligned(args->moment1) &&
                          is_aligned(args->moment2);
-    const bool whole = planes_of(places_of(&target, args->rows, args->columns), &job.tile.planes);
+    const bool whole = planes_of(places_of(&target, args->rows, args->columns), &job.planes) &&
+                       job.planes.by_rows != nullptr && job.planes.by_columns != nullptr;
     if (aligned && whole && target.format == QE_FORMAT_E4M3 && target.recipe == QE_RECIPE_DELAYED)
         return commit_whole(job, stream);
     return commit_apart(args, &target, stream);

@@ -227,29 +227,23 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
     return amax;
 }
 
-/* What a block does of a tensor. */
 template <typename Source, typename Tile>
-static METHOD void tile_block(const tile_job<Source> &job, float scale) {
+KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    tile_kernel(const __grid_constant__ tile_job<Source> job) {
     typedef typename Tile::place place;
+    if (is_filled<Source>(job.words, job.scale.amax)) return;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint2 tile = tile_of_block(job.band);
     const uint32_t unit = tile.x * Tile::UNITS + (warp % Tile::WARPS_X * Tile::ACROSS + place::across(lane)) * 8;
     const uint32_t row =
         tile.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + place::below(lane)) * Tile::ROWS;
+    const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
     const bool inside = unit < job.source.units && row < job.planes.rows;
     const uint32_t mask = warp_ballot(inside);
     if (inside) amax = tile_run<Source, Tile>(job, row, unit, scale, mask);
     record_amax(job.scale.amax, amax, seen);
-}
-
-template <typename Source, typename Tile>
-KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    tile_kernel(const __grid_constant__ tile_job<Source> job) {
-    if (is_filled<Source>(job.words, job.scale.amax)) return;
-    const float scale = scale_of(job.scale);
-    tile_block<Source, Tile>(job, scale);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
 }
 
