@@ -25,6 +25,7 @@ typedef struct figures {
     uint64_t all_foretold_bytes, all_taken_bytes; /* of all ranks */
     qe_device_use use; /* of the device, as it says */
     qe_session_peak peak; /* of the rank that keeps most */
+    double commit_bytes; /* of all ranks */
 } figures;
 
 typedef struct bench {
@@ -38,7 +39,6 @@ typedef struct bench {
     char backend[176];
     uint64_t parameters, embedding, tokens;
     double model_flops; /* of a step */
-    double commit_bytes;
 } bench;
 
 /* Forward and backward: 6 per parameter and token without the embedding; attention's two products, causal by half. */
@@ -50,13 +50,11 @@ static double model_flops(const bench *b) {
 }
 
 static void describe(bench *b, const qe_session *session) {
-    enum { ADAMW_BYTES = 28 }; /* four values are read, three written */
     snprintf(b->backend, sizeof b->backend, "%s", session->backend);
     b->parameters = qe_model_scalar_count(session->model);
     b->embedding = (uint64_t)b->settings.model.vocab * b->settings.model.hidden;
     b->tokens = (uint64_t)session->sequences_per_step * b->settings.model.sequence;
     b->model_flops = model_flops(b);
-    b->commit_bytes = (double)b->parameters * ADAMW_BYTES;
 }
 
 static double fastest_ms(const qe_bench_run *run) {
@@ -100,6 +98,19 @@ static qe_status take_peak(figures *f, const qe_session *session, qe_error *erro
     return QE_OK;
 }
 
+/* Four values are read, three written; a commit that quantizes for the next step writes codes both ways besides. */
+static double commit_bytes_of(const qe_plan *plan) {
+    enum { ADAMW_BYTES = 28, CODES_BYTES = 2 };
+    double bytes = 0;
+    for (uint32_t weight = 0; weight < plan->weight_count; weight++) {
+        const qe_weight_info *info = plan->model_ops->weight(plan->model, weight);
+        uint32_t stage = plan->model_ops->weight_stage(plan->model, weight, plan->stages);
+        int ahead = qe_plan_fills_ahead(plan, &plan->rank[plan->stage_rank[stage]], weight);
+        bytes += (double)info->rows * info->columns * (ADAMW_BYTES + (ahead ? CODES_BYTES : 0));
+    }
+    return bytes;
+}
+
 static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *error) {
     qe_settings settings = b->settings;
     settings.train.mode = how == EAGER ? QE_TRAIN_EAGER : QE_TRAIN_CAPTURED;
@@ -110,6 +121,7 @@ static qe_status measure_way(bench *b, way how, qe_bench_run *run, qe_error *err
         take_figures(&b->figure[how], run);
         take_memory(&b->figure[how], &run->session);
         status = take_peak(&b->figure[how], &run->session, error);
+        b->figure[how].commit_bytes = commit_bytes_of(run->session.train);
         describe(b, &run->session);
     }
     qe_bench_run_close(run);
@@ -136,7 +148,7 @@ static json_t *way_json(const bench *b, way how) {
     const figures *f = &b->figure[how];
     json_t *fields = json_pack("{s:s, s:f, s:f, s:f, s:f, s:f}", "way", way_names[how], "step_ms", f->step_ms,
                                "fastest_ms", f->low_ms, "actions_ms", f->actions_ms, "commit_ms", f->commit_ms,
-                               "commit_bytes_per_s", b->commit_bytes / (1e-3 * f->commit_ms));
+                               "commit_bytes_per_s", f->commit_bytes / (1e-3 * f->commit_ms));
     json_object_set_new(fields, "tokens_per_s", json_real(1e3 * (double)b->tokens / f->step_ms));
     json_object_set_new(fields, "model_flops_per_s", json_real(flops_per_s(b, how)));
     json_object_set_new(fields, "product_share", json_real(flops_per_s(b, how) / b->ceilings.product_flops));
@@ -204,7 +216,7 @@ static int report(const bench *b) {
         const figures *f = &b->figure[how];
         if (!b->taken[how]) continue;
         printf("%-8s %10.3f %10.3f %10.3f %10.3f %12.3f %10.3f %10.3f %7.1f%% %8.1f\n", way_names[how], f->step_ms,
-               f->low_ms, f->actions_ms, f->commit_ms, 1e-9 * b->commit_bytes / f->commit_ms,
+               f->low_ms, f->actions_ms, f->commit_ms, 1e-9 * f->commit_bytes / f->commit_ms,
                1e-3 * (double)b->tokens / f->step_ms,
                1e-12 * flops_per_s(b, (way)how), 100 * flops_per_s(b, (way)how) / b->ceilings.product_flops, f->open_s);
         printf("         %u graphs of %.1f MiB\n", f->graphs, (double)f->graph_bytes / (1 << 20));
@@ -256,7 +268,8 @@ const qe_command qe_command_bench_step = {
     .details =
         "Random weights, random tokens; two steps warm up, every figure is a median. The commit is what a rank\n"
         "spends from the first optimizer op to the last result; its bytes are 28 for each parameter (master, gradient\n"
-        "and two moments are read, all but the gradient written). Model FLOPs: 6 for each parameter but the\n"
+        "and two moments are read, all but the gradient written), and 2 for each that a recorded commit quantizes,\n"
+        "both ways. Model FLOPs: 6 for each parameter but the\n"
         "embedding's and token, and attention, causal by half; their share is of a large 8-bit product timed in the\n"
         "same run.\n"
         "\n"
