@@ -99,6 +99,7 @@ qe_status qe_bench_run_open(qe_bench_run *run, const qe_settings *settings, qe_d
 qe_status qe_bench_run_steps(qe_bench_run *run, uint64_t steps, qe_error *error_out) {
     QE_ASSERT(run->measured + steps <= QE_BENCH_RUN_STEPS_MAX);
     for (uint64_t i = 0; i < steps; i++) {
+        if (run->rest_ms > 0) (void)usleep((useconds_t)run->rest_ms * 1000);
         double begin = qe_bench_now();
         QE_TRY(run_step(run, error_out));
         run->step_s[run->measured] = qe_bench_now() - begin;
@@ -227,7 +228,7 @@ static qe_status ceiling_row(ceiling *c, const qe_op *ahead, const qe_op *op, in
     return QE_OK;
 }
 
-enum { LARGE_TURNS = 8, SMALL_TURNS = 64, SMALL_VALUES = 1024 };
+enum { LARGE_TURNS = 8, SMALL_TURNS = 192, SMALL_VALUES = 1024 };
 
 /* Of movements: large ones, where nothing but the rate counts, and small ones, where the rate does not. */
 static qe_status ceiling_movements(ceiling *c, qe_bench_ceilings *out, qe_error *error_out) {

@@ -29,6 +29,7 @@ typedef struct qe_bench_run {
     double step_s[QE_BENCH_RUN_STEPS_MAX]; /* of steps that were measured, in turn */
     uint64_t actions_ns[QE_BENCH_RUN_STEPS_MAX], commit_ns[QE_BENCH_RUN_STEPS_MAX];
     uint32_t measured;
+    uint64_t rest_ms; /* before every step; 0: none */
 } qe_bench_run;
 
 /* Opens, fills, and runs two steps that are not measured. Owns: close it either way. */
