@@ -26,9 +26,6 @@ std::vector<variant> QUANTIZE_VARIANTS(const shape &s) {
             TILE(16, 8, 4, 2, 2, 4, 0),
             TILE(16, 8, 4, 2, 2, 2, 0),
             TILE(16, 8, 4, 2, 2, 1, 0),
-            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 4),
-            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 16),
-            TILE_BAND(16, 8, 4, 2, 2, 4, 0, 64),
             TILE(16, 8, 2, 2, 2, 4, 6),
             TILE(16, 8, 2, 2, 2, 2, 6),
             TILE(16, 4, 4, 2, 2, 4, 0),
@@ -69,8 +66,8 @@ void sweep_weight(sweep &to, const shape &s) {
         return [a](cudaStream_t stream) { return qe_cuda_quantize_weight(&a, stream); };
     });
     to.run("quantize_weight", s, 6.0 * static_cast<double>(count),
-           {library, TILE(16, 8, 2, 2, 2, 4, 0), TILE(16, 8, 2, 2, 2, 2, 0), TILE_BAND(16, 8, 2, 2, 2, 4, 0, 8),
-            TILE_BAND(16, 8, 2, 2, 2, 4, 0, 32), TILE(16, 4, 2, 2, 2, 4, 0), TILE(16, 8, 1, 2, 2, 4, 6),
-            TILE(8, 8, 1, 2, 2, 4, 8), TILE(8, 4, 2, 2, 2, 4, 0), TILE(8, 4, 1, 2, 2, 4, 0)});
+           {library, TILE(16, 8, 2, 2, 2, 4, 0), TILE(16, 8, 2, 2, 2, 2, 0), TILE(16, 4, 2, 2, 2, 4, 0),
+            TILE(16, 8, 1, 2, 2, 4, 6), TILE(8, 8, 1, 2, 2, 4, 8), TILE(8, 4, 2, 2, 2, 4, 0),
+            TILE(8, 4, 1, 2, 2, 4, 0)});
 }
 #endif

@@ -21,9 +21,9 @@ struct tile_bench {
 enum { WRITE_ROWS = 1, WRITE_COLUMNS = 2, WRITE_BOTH = 3 };
 
 template <typename Source, typename Tile>
-static variant tile_variant(const char *name, const tile_bench<Source> &b, uint32_t band = 0, int planes = WRITE_BOTH) {
+static variant tile_variant(const char *name, const tile_bench<Source> &b, int planes = WRITE_BOTH) {
     variant v;
-    v.name = std::string(name) + (band ? " band " + std::to_string(band) : "") + TILE_HINT;
+    v.name = std::string(name) + TILE_HINT;
     if (planes == WRITE_ROWS) v.name += " rows only";
     if (planes == WRITE_COLUMNS) v.name += " columns only";
     v.is_partial = planes != WRITE_BOTH;
@@ -32,7 +32,7 @@ static variant tile_variant(const char *name, const tile_bench<Source> &b, uint3
         job.source = b.source(m);
         const qe_quantize_target target = delayed(m, b.rows, b.columns, b.format);
         planes_of(places_of(&target, b.rows, b.columns), &job.planes);
-        job.scale = scaling_of(&target), job.words = words_of(&target, tensor_words()), job.band = band;
+        job.scale = scaling_of(&target), job.words = words_of(&target, tensor_words());
         if (!(planes & WRITE_ROWS)) job.planes.by_rows = nullptr;
         if (!(planes & WRITE_COLUMNS)) job.planes.by_columns = nullptr;
         return launcher([job](cudaStream_t stream) { return tile_launch<Source, Tile>(job, stream); });
@@ -43,10 +43,8 @@ static variant tile_variant(const char *name, const tile_bench<Source> &b, uint3
 /* rows/across/ahead, warps, near, blocks */
 #define TILE(R, A, H, X, Y, N, B) \
     tile_variant<S, tile_shape<F, R, A, H, X, Y, N, B>>(#R "/" #A "/" #H " " #X "x" #Y " n" #N " b" #B, b)
-#define TILE_BAND(R, A, H, X, Y, N, B, BAND) \
-    tile_variant<S, tile_shape<F, R, A, H, X, Y, N, B>>(#R "/" #A "/" #H " " #X "x" #Y " n" #N " b" #B, b, BAND)
 #define TILE_PART(R, A, H, X, Y, N, B, PART) \
-    tile_variant<S, tile_shape<F, R, A, H, X, Y, N, B>>(#R "/" #A "/" #H " " #X "x" #Y " n" #N " b" #B, b, 0, PART)
+    tile_variant<S, tile_shape<F, R, A, H, X, Y, N, B>>(#R "/" #A "/" #H " " #X "x" #Y " n" #N " b" #B, b, PART)
 
 /* The launcher of the library itself: the first of every sweep. */
 static inline variant library_variant(const maker &make) {

@@ -36,6 +36,14 @@ DEVICE uint4 load_once(const void *at) {
 }
 #endif
 
+/* What nobody reads soon: the second cache gives it up first. */
+DEVICE void store_late(void *at, uint4 v) {
+    __stcs(static_cast<uint4 *>(at), v);
+}
+DEVICE void store_late(void *at, uint2 v) {
+    __stcs(static_cast<uint2 *>(at), v);
+}
+
 /* The compiler forgets what it made of these words: it unpacks them again rather than keep both in registers. */
 DEVICE void forget(uint4 &v) {
     asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));

@@ -24,46 +24,51 @@ struct rope_job {
     uint32_t rows;
 };
 
-enum { ROPE_THREADS = 256, ROPE_EARLY = 4 /* heads of a thread that are under way from memory */ };
+enum { ROPE_THREADS = 128, ROPE_HEADS = 10 /* of a thread, all under way from memory at once */ };
 
-/* A warp has one row, ACROSS threads of it a head, each eight pairs. */
+/* A warp has one row, ACROSS threads of it a head, each eight pairs. What is rotated is asked for before the table. */
 template <int ACROSS>
 KERNEL void __launch_bounds__(ROPE_THREADS) rope_kernel(const __grid_constant__ rope_job job) {
     constexpr uint32_t APART = WARP / ACROSS, HALF = ACROSS * 8;
     const uint32_t lane = threadIdx.x % WARP, row = blockIdx.x * (ROPE_THREADS / WARP) + threadIdx.x / WARP;
     if (row >= job.rows) return;
-    const uint32_t first = lane / ACROSS, within = lane % ACROSS * 8, heads = job.source.turned_heads;
+    const uint32_t within = lane % ACROSS * 8, first = blockIdx.y * (APART * ROPE_HEADS) + lane / ACROSS;
+    const uint32_t heads = job.source.turned_heads;
+    uint16_t *const at = job.qkv + static_cast<size_t>(row) * job.source.columns + within;
+    uint4 lower[ROPE_HEADS], upper[ROPE_HEADS];
+#pragma unroll
+    for (uint32_t i = 0; i < ROPE_HEADS; ++i) {
+        if (first + i * APART >= heads) break;
+        lower[i] = load_once(at + (first + i * APART) * 2 * HALF);
+        upper[i] = load_once(at + (first + i * APART) * 2 * HALF + HALF);
+    }
     const size_t table = static_cast<size_t>(row % job.source.sequence) * HALF + within;
     const rope_turn turn = rope_turn_of(job.source.cosine + table, job.source.sine + table);
-    uint16_t *const at = job.qkv + static_cast<size_t>(row) * job.source.columns + within;
-    for (uint32_t head = first; head < heads; head += APART * ROPE_EARLY) {
-        uint4 lower[ROPE_EARLY], upper[ROPE_EARLY];
 #pragma unroll
-        for (uint32_t i = 0; i < ROPE_EARLY; ++i) {
-            if (head + i * APART >= heads) break;
-            lower[i] = load_once(at + (head + i * APART) * 2 * HALF);
-            upper[i] = load_once(at + (head + i * APART) * 2 * HALF + HALF);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < ROPE_EARLY; ++i) {
-            if (head + i * APART >= heads) break;
-            float v[2][8];
-            unpack8(lower[i], v[0]);
-            unpack8(upper[i], v[1]);
-            rope_apply(turn, v[0], v[1]);
-            uint16_t *const to = at + (head + i * APART) * 2 * HALF;
-            *reinterpret_cast<uint4 *>(to) = pack8(v[0]);
-            *reinterpret_cast<uint4 *>(to + HALF) = pack8(v[1]);
-        }
+    for (uint32_t i = 0; i < ROPE_HEADS; ++i) {
+        if (first + i * APART >= heads) break;
+        float v[2][8];
+        unpack8(lower[i], v[0]);
+        unpack8(upper[i], v[1]);
+        rope_apply(turn, v[0], v[1]);
+        uint16_t *const to = at + (first + i * APART) * 2 * HALF;
+        *reinterpret_cast<uint4 *>(to) = pack8(v[0]);
+        *reinterpret_cast<uint4 *>(to + HALF) = pack8(v[1]);
     }
+}
+
+template <int ACROSS>
+static qe_status rope_launch(const rope_job &job, cudaStream_t stream) {
+    const dim3 blocks(pieces_of(job.rows, ROPE_THREADS / WARP),
+                      pieces_of(job.source.turned_heads, WARP / ACROSS * ROPE_HEADS));
+    return launch(rope_kernel<ACROSS>, blocks, ROPE_THREADS, 1, 0, stream, job);
 }
 
 extern "C" qe_status qe_cuda_rope(const qe_args_rope *args, cudaStream_t stream) {
     const rope_source source = rope_source_of(args, args->heads + args->kv_heads, 0);
     const rope_job job = {source, static_cast<uint16_t *>(args->qkv), args->rows};
-    const dim3 blocks(pieces_of(args->rows, ROPE_THREADS / WARP));
-    if (source.wide() && source.half == 64) return launch(rope_kernel<8>, blocks, ROPE_THREADS, 1, 0, stream, job);
-    if (source.wide() && source.half == 32) return launch(rope_kernel<4>, blocks, ROPE_THREADS, 1, 0, stream, job);
+    if (source.wide() && source.half == 64) return rope_launch<8>(job, stream);
+    if (source.wide() && source.half == 32) return rope_launch<4>(job, stream);
     places to = {};
     to.at[0] = args->qkv, to.format[0] = QE_FORMAT_BF16;
     to.rows = args->rows, to.columns = source.columns;

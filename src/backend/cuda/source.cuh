@@ -10,7 +10,8 @@
  *  values(constant, raw, ...) the values of eight units
  *  value(row, unit, v)        the values of one unit, any shape
  *
- * ROWS, ACROSS, AHEAD: the shape of a tile (tile.cuh), chosen by what a unit costs in registers. */
+ * DEEP, BLOCKS: how many groups of four rows a thread has of a large tensor (tile.cuh), and how many blocks a
+ * multiprocessor should hold: chosen by what a unit costs in registers. */
 #ifndef QE_CUDA_SOURCE_CUH
 #define QE_CUDA_SOURCE_CUH
 
@@ -20,7 +21,7 @@ struct no_constant {};
 
 /* Activations as they are. */
 struct plain_source {
-    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 4 };
+    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 4 };
     struct raw {
         uint4 x;
     };
@@ -54,7 +55,7 @@ struct plain_source {
 
 /* Master weights. */
 struct weight_source {
-    enum { OUTPUTS = 1, ROWS = 16, ACROSS = 8, AHEAD = 2 };
+    enum { OUTPUTS = 1, DEEP = 1, BLOCKS = 2 };
     struct raw {
         uint4 low, high;
     };
@@ -96,7 +97,7 @@ DEVICE float normed(float x, float rstd, float gain) {
 
 /* RMSNorm whose statistics are known. */
 struct norm_source {
-    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2 };
+    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 3 };
     struct raw {
         uint4 x;
         float rstd;
@@ -171,7 +172,7 @@ DEVICE rope_turn rope_back(rope_turn turn) {
 
 /* Heads of which the first `turned_heads` are rotated. A unit is a pair: the halves of a head. */
 struct rope_source {
-    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 8, AHEAD = 2 };
+    enum { OUTPUTS = 2, DEEP = 1, BLOCKS = 2 };
     struct raw {
         uint4 lower, upper;
     };
@@ -236,7 +237,7 @@ DEVICE float swiglu(float gate, float up) {
 }
 
 struct swiglu_source {
-    enum { OUTPUTS = 1, ROWS = 8, ACROSS = 4, AHEAD = 2 };
+    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 3 };
     struct raw {
         uint4 gate, up;
     };
@@ -282,7 +283,7 @@ DEVICE void swiglu_backward(float gate, float up, float dy, float *dgate_out, fl
 }
 
 struct swiglu_backward_source {
-    enum { OUTPUTS = 2, ROWS = 8, ACROSS = 4, AHEAD = 1 };
+    enum { OUTPUTS = 2, DEEP = 1, BLOCKS = 2 };
     struct raw {
         uint4 gate, up, dy;
     };

@@ -120,9 +120,14 @@ struct column_codes {
     }
 };
 
-DEVICE void store_row_codes(const code_planes &planes, uint32_t row, uint32_t column, const uint32_t *two) {
+/* IS_LATE: store_late. */
+template <bool IS_LATE = false>
+static METHOD void store_row_codes(const code_planes &planes, uint32_t row, uint32_t column, const uint32_t *two) {
     uint8_t *at = planes.by_rows + static_cast<size_t>(row) * planes.columns + column;
-    *reinterpret_cast<uint2 *>(at) = make_uint2(two[0], two[1]);
+    if (IS_LATE)
+        store_late(at, make_uint2(two[0], two[1]));
+    else
+        *reinterpret_cast<uint2 *>(at) = make_uint2(two[0], two[1]);
 }
 
 DEVICE float amax_of8(float amax, const float *v) {
@@ -164,20 +169,10 @@ struct tile_job {
     code_planes planes;
     scaling scale;
     tensor_words words;
-    uint32_t band; /* blocks below each other that run together; 0: one */
 };
 
-/* Which tile a block takes. Blocks run about in the order of their numbers: a band of several rows of blocks, column
- * after column, so that neighbours of the transposed plane are written about the same time too. */
-DEVICE uint2 tile_of_block(uint32_t band) {
-    if (band <= 1) return make_uint2(blockIdx.x, blockIdx.y);
-    const uint32_t number = blockIdx.y * gridDim.x + blockIdx.x, first = number / (band * gridDim.x) * band;
-    const uint32_t left = gridDim.y - first, tall = left < band ? left : band, within = number - first * gridDim.x;
-    return make_uint2(within / tall, first + within % tall);
-}
-
 /* The codes of one row of a group, kept for the transposed plane and stored by rows. Returns the amax. */
-template <typename Source, int FORMAT>
+template <typename Source, int FORMAT, bool IS_LATE>
 static METHOD float tile_row(const tile_job<Source> &job, const float (*v)[8], uint32_t row, uint32_t unit, float scale,
                              float amax, uint32_t (*four)[4][2], int i) {
 #pragma unroll
@@ -186,7 +181,8 @@ static METHOD float tile_row(const tile_job<Source> &job, const float (*v)[8], u
         if constexpr (FORMAT != FORMAT_NONE) {
             four[output][i][0] = encode4<FORMAT>(v[output], scale);
             four[output][i][1] = encode4<FORMAT>(v[output] + 4, scale);
-            if (job.planes.by_rows) store_row_codes(job.planes, row, job.source.column(output, unit), four[output][i]);
+            if (job.planes.by_rows)
+                store_row_codes<IS_LATE>(job.planes, row, job.source.column(output, unit), four[output][i]);
         }
     }
     return amax;
@@ -211,7 +207,7 @@ static METHOD float tile_run(const tile_job<Source> &job, uint32_t row, uint32_t
             job.source.values(constant, raw[at], row + group * 4 + i, unit, v);
             if (group + Tile::EARLY < Tile::GROUPS)
                 raw[at] = job.source.load(row + (group + Tile::EARLY) * 4 + i, unit);
-            amax = tile_row<Source, Tile::FORMAT>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
+            amax = tile_row<Source, Tile::FORMAT, false>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
         }
         if constexpr (Tile::FORMAT != FORMAT_NONE) {
 #pragma unroll
@@ -233,10 +229,9 @@ KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     typedef typename Tile::place place;
     if (is_filled<Source>(job.words, job.scale.amax)) return;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint2 tile = tile_of_block(job.band);
-    const uint32_t unit = tile.x * Tile::UNITS + (warp % Tile::WARPS_X * Tile::ACROSS + place::across(lane)) * 8;
+    const uint32_t unit = blockIdx.x * Tile::UNITS + (warp % Tile::WARPS_X * Tile::ACROSS + place::across(lane)) * 8;
     const uint32_t row =
-        tile.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + place::below(lane)) * Tile::ROWS;
+        blockIdx.y * Tile::TALL + (warp / Tile::WARPS_X * (WARP / Tile::ACROSS) + place::below(lane)) * Tile::ROWS;
     const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
@@ -255,105 +250,117 @@ static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
 
 /* --- large tensors ------------------------------------------------------------------------------------------------ */
 
-/* A block takes 128 rows of 128 units, a thread eight rows of eight units, a warp 16 threads side by side: of both
- * planes whole lines of 128 bytes are asked of the second cache, which is what bounds these kernels where the clock is
- * low. Transposed codes meet in shared memory; a thread's eight rows of a column are one word of 64 bits there, the
- * words of a column in an order that differs from thread to thread side by side, so that no two meet in a bank. */
-enum { STAGED_THREADS = 256, STAGED_ROWS = 128, STAGED_UNITS = 128, STAGED_ACROSS = STAGED_UNITS / 8 };
+/* A block takes 64 rows of 256 units: a warp side by side has DEEP groups of four rows, a thread eight units of them.
+ * Of inputs and of codes by rows whole lines of 128 bytes are asked of the second cache, of the transposed plane half
+ * lines. What bounds these kernels is how well reads and writes mix in memory; so all loads of a thread are under way
+ * at once, and blocks run in bands, column after column, so that neighbours of the transposed plane are written about
+ * the same time. Codes of four rows of a column are a word in shared memory; the words of a row stand in an order that
+ * differs from piece to piece of sixteen rows, so that no two that are stored together meet in a bank. */
+enum { STAGED_ROWS = 64, STAGED_UNITS = WARP * 8, STAGED_PIECES = STAGED_ROWS / 16, STAGED_BAND = 4 };
 
 template <int OUTPUTS>
 struct staged_codes {
-    uint4 at[OUTPUTS][STAGED_UNITS][STAGED_ROWS / 16];
+    uint32_t at[OUTPUTS][STAGED_ROWS / 4][STAGED_UNITS];
 
-    /* Eight columns from 8 across on, of the eight rows from 8 octet on. */
-    METHOD void put(int output, uint32_t across, uint32_t octet, const column_codes<8> &codes) {
-        const uint32_t place = octet ^ across;
-#pragma unroll
-        for (uint32_t i = 0; i < 8; ++i)
-            reinterpret_cast<uint2 *>(at[output][across * 8 + i])[place] =
-                make_uint2(codes.words[i][0], codes.words[i][1]);
+    /* Eight columns from `column` on, of group `number` of four rows. */
+    METHOD void put(int output, uint32_t number, uint32_t column, const uint32_t (*four)[2]) {
+        const uint32_t turn = number / 4 * 4;
+        column_codes<4> codes;
+        codes.put(0, four);
+        *reinterpret_cast<uint4 *>(&at[output][number][column ^ turn]) =
+            make_uint4(codes.words[0][0], codes.words[1][0], codes.words[2][0], codes.words[3][0]);
+        *reinterpret_cast<uint4 *>(&at[output][number][(column + 4) ^ turn]) =
+            make_uint4(codes.words[4][0], codes.words[5][0], codes.words[6][0], codes.words[7][0]);
     }
     /* Sixteen rows of a column. */
     METHOD uint4 get(int output, uint32_t column, uint32_t piece) const {
-        const uint32_t across = column / 8;
-        const uint4 v = at[output][column][piece ^ across / 2];
-        return across % 2 ? make_uint4(v.z, v.w, v.x, v.y) : v;
+        const uint32_t turned = column ^ piece * 4;
+        return make_uint4(at[output][piece * 4][turned], at[output][piece * 4 + 1][turned],
+                          at[output][piece * 4 + 2][turned], at[output][piece * 4 + 3][turned]);
     }
 };
 
-template <typename Source>
+/* Which tile a block takes: blocks run about in the order of their numbers. Codes are made from the end on, where what
+ * was written or measured last may still lie in the second cache. */
+DEVICE uint2 staged_tile(bool is_reversed) {
+    const uint32_t blocks = gridDim.x * gridDim.y, own = blockIdx.y * gridDim.x + blockIdx.x;
+    const uint32_t number = is_reversed ? blocks - 1 - own : own;
+    const uint32_t first = number / (STAGED_BAND * gridDim.x) * STAGED_BAND;
+    const uint32_t left = gridDim.y - first, tall = left < STAGED_BAND ? left : STAGED_BAND;
+    const uint32_t within = number - first * gridDim.x;
+    return make_uint2(within / tall, first + within % tall);
+}
+
+template <typename Source, int THREADS>
 static METHOD void staged_store(const tile_job<Source> &job, const staged_codes<Source::OUTPUTS> &stage,
                                 uint32_t first_row, uint32_t first_unit) {
 #pragma unroll
     for (int output = 0; output < Source::OUTPUTS; ++output)
 #pragma unroll
-        for (uint32_t i = threadIdx.x; i < STAGED_UNITS * (STAGED_ROWS / 16); i += STAGED_THREADS) {
-            const uint32_t column = i / (STAGED_ROWS / 16), piece = i % (STAGED_ROWS / 16);
+        for (uint32_t i = threadIdx.x; i < STAGED_UNITS * STAGED_PIECES; i += THREADS) {
+            const uint32_t column = i / STAGED_PIECES, piece = i % STAGED_PIECES;
             const uint32_t unit = first_unit + column, row = first_row + piece * 16;
             if (unit >= job.source.units || row >= job.planes.rows) continue;
             uint8_t *plane = job.planes.by_columns;
-            *reinterpret_cast<uint4 *>(plane + static_cast<size_t>(job.source.column(output, unit)) * job.planes.rows +
-                                       row) = stage.get(output, column, piece);
+            store_late(plane + static_cast<size_t>(job.source.column(output, unit)) * job.planes.rows + row,
+                       stage.get(output, column, piece));
         }
 }
 
-/* The codes of a thread's eight rows; those of its columns are left in `columns`. Returns the amax. */
+/* The codes of a thread's rows. number: its first group of four of them in the block. Returns the amax. */
 template <typename Source, int FORMAT>
-static METHOD float staged_run(const tile_job<Source> &job, uint32_t row, uint32_t unit, float scale,
-                               column_codes<8> *columns) {
-    constexpr int EARLY = Source::AHEAD < 2 ? Source::AHEAD : 2;
+static METHOD float staged_run(const tile_job<Source> &job, staged_codes<Source::OUTPUTS> &stage, uint32_t row,
+                               uint32_t unit, uint32_t number, float scale) {
     const typename Source::constant constant = job.source.begin(row, unit);
-    typename Source::raw raw[EARLY * 4];
+    typename Source::raw raw[Source::DEEP * 4];
     float amax = 0.0f;
 #pragma unroll
-    for (int i = 0; i < EARLY * 4; ++i) raw[i] = job.source.load(row + i, unit);
+    for (int i = 0; i < Source::DEEP * 4; ++i) raw[i] = job.source.load(row + i, unit);
 #pragma unroll
-    for (int group = 0; group < 2; ++group) {
+    for (int group = 0; group < Source::DEEP; ++group) {
         uint32_t four[Source::OUTPUTS][4][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float v[Source::OUTPUTS][8];
-            const int at = (group * 4 + i) % (EARLY * 4);
-            job.source.values(constant, raw[at], row + group * 4 + i, unit, v);
-            if (group + EARLY < 2) raw[at] = job.source.load(row + (group + EARLY) * 4 + i, unit);
-            amax = tile_row<Source, FORMAT>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
+            job.source.values(constant, raw[group * 4 + i], row + group * 4 + i, unit, v);
+            amax = tile_row<Source, FORMAT, true>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
         }
         if constexpr (FORMAT != FORMAT_NONE) {
 #pragma unroll
-            for (int output = 0; output < Source::OUTPUTS; ++output) columns[output].put(group, four[output]);
+            for (int output = 0; output < Source::OUTPUTS; ++output)
+                stage.put(output, number + group, unit % STAGED_UNITS, four[output]);
         }
     }
     return amax;
 }
 
+template <typename Source>
+constexpr int STAGED_THREADS = WARP * STAGED_ROWS / (4 * Source::DEEP);
+
 template <typename Source, int FORMAT>
-KERNEL void __launch_bounds__(STAGED_THREADS, 2) staged_kernel(const __grid_constant__ tile_job<Source> job) {
+KERNEL void __launch_bounds__(STAGED_THREADS<Source>, Source::BLOCKS)
+    staged_kernel(const __grid_constant__ tile_job<Source> job) {
     staged_codes<Source::OUTPUTS> &stage = shared_object<staged_codes<Source::OUTPUTS>>();
-    const uint32_t across = threadIdx.x % STAGED_ACROSS, octet = threadIdx.x / STAGED_ACROSS;
-    const uint32_t first_row = blockIdx.y * STAGED_ROWS, first_unit = blockIdx.x * STAGED_UNITS;
-    const uint32_t row = first_row + octet * 8, unit = first_unit + across * 8;
+    const uint32_t number = threadIdx.x / WARP * Source::DEEP;
+    const uint2 tile = staged_tile(FORMAT != FORMAT_NONE);
+    const uint32_t first_row = tile.y * STAGED_ROWS, first_unit = tile.x * STAGED_UNITS;
+    const uint32_t row = first_row + number * 4, unit = first_unit + threadIdx.x % WARP * 8;
     const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
-    if (unit < job.source.units && row < job.planes.rows) {
-        column_codes<8> columns[Source::OUTPUTS];
-        amax = staged_run<Source, FORMAT>(job, row, unit, scale, columns);
-        if constexpr (FORMAT != FORMAT_NONE) {
-#pragma unroll
-            for (int output = 0; output < Source::OUTPUTS; ++output) stage.put(output, across, octet, columns[output]);
-        }
-    }
+    if (unit < job.source.units && row < job.planes.rows)
+        amax = staged_run<Source, FORMAT>(job, stage, row, unit, number, scale);
     record_amax(job.scale.amax, amax, seen);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
     if (FORMAT == FORMAT_NONE || job.planes.by_columns == nullptr) return;
     block_barrier();
-    staged_store(job, stage, first_row, first_unit);
+    staged_store<Source, STAGED_THREADS<Source>>(job, stage, first_row, first_unit);
 }
 
 template <typename Source, int FORMAT>
 static qe_status staged_launch(const tile_job<Source> &job, cudaStream_t stream) {
     const dim3 grid(pieces_of(job.source.units, STAGED_UNITS), pieces_of(job.planes.rows, STAGED_ROWS));
-    return launch(staged_kernel<Source, FORMAT>, grid, STAGED_THREADS, 1, 0, stream, job);
+    return launch(staged_kernel<Source, FORMAT>, grid, STAGED_THREADS<Source>, 1, 0, stream, job);
 }
 
 /* Small tiles where large ones would leave multiprocessors idle. */
@@ -364,9 +371,7 @@ static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
     typedef tile_shape<FORMAT, 4, 4, 1, 4, 1> small;
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.source.units * Source::OUTPUTS;
     if (values <= TILE_SMALL_VALUES) return tile_launch<Source, small>(job, stream);
-    if constexpr (Source::OUTPUTS == 2) return staged_launch<Source, FORMAT>(job, stream); /* with one output slower */
-    typedef tile_shape<FORMAT, Source::ROWS, Source::ACROSS, Source::AHEAD, 2, 2> large;
-    return tile_launch<Source, large>(job, stream);
+    return staged_launch<Source, FORMAT>(job, stream);
 }
 
 template <typename Source>

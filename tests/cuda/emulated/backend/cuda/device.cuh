@@ -31,6 +31,14 @@ DEVICE uint4 load_once(const void *at) {
     memcpy(&v, at, sizeof v);
     return v;
 }
+DEVICE void store_late(void *at, uint4 v) {
+    if (reinterpret_cast<uintptr_t>(at) % 16 != 0) abort();
+    memcpy(at, &v, sizeof v);
+}
+DEVICE void store_late(void *at, uint2 v) {
+    if (reinterpret_cast<uintptr_t>(at) % 8 != 0) abort();
+    memcpy(at, &v, sizeof v);
+}
 DEVICE void forget(uint4 &) {
 }
 DEVICE float4 load_table(const float *at) {
