@@ -1,6 +1,7 @@
 /* te.h - the te backend: the cuda backend in which Transformer Engine's kernels run the products of 8-bit and bf16
- * operands, quantization under delayed and current scaling, and swiglu. Its devices are the cuda backend's, and all of
- * cuda.h holds for them; docs/te_backend.md says which ops are whose.
+ * operands, quantization under delayed and current scaling, swiglu, and attention where queries and keys have as many
+ * heads. Its devices are the cuda backend's, and all of cuda.h holds for them; docs/te_backend.md says which ops are
+ * whose.
  *
  * Built only with -DQE_TE=FOLDER, where an unpacked Transformer Engine lies. Environment: QE_TE names that folder
  * where it is another one when the program runs. */

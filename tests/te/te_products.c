@@ -285,6 +285,58 @@ void a_captured_product_has_the_bits_of_an_eager_one(qe_device *te) {
     world_close(&w);
 }
 
+enum { SEQUENCES = 2, SEQUENCE = 96, HEADS = 4, HEAD_DIM = 64, ROWS = SEQUENCES * SEQUENCE };
+
+static qe_op attention_op(const world *w, int backward) {
+    qe_op op = {.kind = backward ? QE_OP_ATTENTION_BACKWARD : QE_OP_ATTENTION};
+    if (backward)
+        op.args.attention_backward = (qe_args_attention_backward){
+            .qkv = w->first, .out = w->second, .lse = (float *)(void *)(w->second + PART_BYTES / 2),
+            .dout = w->residual, .dqkv = w->result, .sequences = SEQUENCES, .sequence = SEQUENCE, .heads = HEADS,
+            .kv_heads = HEADS, .head_dim = HEAD_DIM, .deterministic = 1};
+    else
+        op.args.attention = (qe_args_attention){
+            .qkv = w->first, .out = w->second, .lse = (float *)(void *)(w->second + PART_BYTES / 2),
+            .sequences = SEQUENCES, .sequence = SEQUENCE, .heads = HEADS, .kv_heads = HEADS, .head_dim = HEAD_DIM,
+            .deterministic = 1};
+    return op;
+}
+
+/* Of a graph: its plan must be there on a thread that is new. */
+static void attention_run(const world *w, const qe_op *op, const char *at, size_t bytes) {
+    const qe_backend *te = qe_te_backend();
+    qe_error error = {0};
+    qe_stream *stream = NULL;
+    void *none = calloc(1, PART_BYTES);
+    assert_non_null(none);
+    assert_true(qe_te_takes(op));
+    assert_int_equal(te->run(w->device, op, &error), QE_OK);
+    void *eager = get(w, at, bytes);
+    assert_true(memcmp(eager, none, bytes) != 0);
+    assert_int_equal(te->stream->create(w->device, "compute", &stream, &error), QE_OK);
+    qe_graph *graph = graph_of(w->device, stream, op);
+    put(w, (void *)(uintptr_t)at, none, bytes);
+    assert_int_equal(te->graph->launch(graph, stream), QE_OK);
+    assert_int_equal(te->stream->sync(stream, &error), QE_OK);
+    void *captured = get(w, at, bytes);
+    assert_true(memcmp(eager, captured, bytes) == 0);
+    te->graph->destroy(graph);
+    te->stream->destroy(stream);
+    free(eager), free(captured), free(none);
+}
+
+void captured_attention_has_the_bits_of_an_eager_one(qe_device *te) {
+    world w = world_open(te);
+    const size_t out_count = (size_t)ROWS * HEADS * HEAD_DIM, bytes = sizeof(uint16_t) * out_count;
+    fill(&w, w.first, 3 * out_count, QE_FORMAT_BF16, 0);
+    fill(&w, w.residual, out_count, QE_FORMAT_BF16, 0);
+    const qe_op forward = attention_op(&w, 0), backward = attention_op(&w, 1);
+    attention_run(&w, &forward, w.second, bytes);
+    attention_run(&w, &backward, w.result, 3 * bytes);
+    puts("te: attention, captured and eager: the same bits");
+    world_close(&w);
+}
+
 void a_product_that_no_matrix_unit_computes_is_refused_in_words(qe_device *te) {
     const shape odd = {24, 32, 40};
     world w = world_open(te);

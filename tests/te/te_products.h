@@ -10,6 +10,8 @@ void products_of_whole_numbers_are_the_cuda_backends(qe_device *te, qe_device *c
 void a_product_has_the_same_bits_wherever_it_lies(qe_device *te);
 /* Recorded into a graph and launched: what an op at once left. */
 void a_captured_product_has_the_bits_of_an_eager_one(qe_device *te);
+/* On a thread that never called Transformer Engine, and without taking memory. */
+void captured_attention_has_the_bits_of_an_eager_one(qe_device *te);
 void a_product_that_no_matrix_unit_computes_is_refused_in_words(qe_device *te);
 /* When it is bound, when it runs and when it is recorded; and the device goes on. */
 void what_is_thrown_gives_up_the_op_and_not_the_device(qe_device *te);

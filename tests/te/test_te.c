@@ -128,6 +128,22 @@ static void products_of_fp32_and_of_blocks_are_not_taken(void) {
     }
 }
 
+static void attention_is_taken_with_a_head_of_keys_for_each_of_queries(void) {
+    static const struct {
+        uint32_t heads, kv_heads, head_dim, takes;
+    } cases[] = {{8, 8, 64, 1}, {8, 8, 128, 1}, {8, 2, 64, 0}, {8, 8, 96, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qe_op op = {.kind = QE_OP_ATTENTION}, back = {.kind = QE_OP_ATTENTION_BACKWARD};
+        op.args.attention = (qe_args_attention){.sequences = 1, .sequence = 64, .heads = cases[i].heads,
+                                                .kv_heads = cases[i].kv_heads, .head_dim = cases[i].head_dim};
+        back.args.attention_backward = (qe_args_attention_backward){
+            .out = somewhere, .sequences = 1, .sequence = 64, .heads = cases[i].heads,
+            .kv_heads = cases[i].kv_heads, .head_dim = cases[i].head_dim};
+        assert_int_equal(qe_te_takes(&op), cases[i].takes);
+        assert_int_equal(qe_te_takes(&back), cases[i].takes);
+    }
+}
+
 static void ops_without_a_kernel_of_its_kind_are_the_cuda_backends(void) {
     for (qe_op_kind kind = QE_OP_EMBED; kind < QE_OP_KINDS; kind++) {
         const qe_op op = {.kind = kind};
@@ -157,6 +173,7 @@ static int gpu_checks(void) {
     products_of_whole_numbers_are_the_cuda_backends(te, cuda);
     a_product_has_the_same_bits_wherever_it_lies(te);
     a_captured_product_has_the_bits_of_an_eager_one(te);
+    captured_attention_has_the_bits_of_an_eager_one(te);
     a_product_that_no_matrix_unit_computes_is_refused_in_words(te);
     what_is_thrown_gives_up_the_op_and_not_the_device(te);
     qe_cuda_backend()->close(cuda);
@@ -179,6 +196,7 @@ int main(void) {
     a_target_is_taken_as_transformer_engine_writes_it();
     swiglu_is_taken_under_delayed_scaling();
     products_of_fp32_and_of_blocks_are_not_taken();
+    attention_is_taken_with_a_head_of_keys_for_each_of_queries();
     ops_without_a_kernel_of_its_kind_are_the_cuda_backends();
     a_library_that_is_not_there_is_refused_in_words();
     qe_te_library *library = library_of(folder != NULL ? folder : QE_TE_FOLDER);

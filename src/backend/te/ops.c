@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/product.h"
+#include "backend/te/attention.h"
 #include "base/assert.h"
 
 /* Rows and columns that its fused kernels and 8-bit products take without padding. */
@@ -57,6 +58,8 @@ int qe_te_takes(const qe_op *op) {
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE:
             return args->swiglu_backward.target.retained.codes != NULL &&
                    takes_scaled(&args->swiglu_backward.target, args->swiglu_backward.rows, args->swiglu_backward.ffn);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_te_attention_takes(op);
         default: return 0;
     }
 }
@@ -165,19 +168,24 @@ static qe_status swiglu_backward_queue(const qe_te_context *te, const qe_args_sw
 
 qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out) {
     qe_product product;
-    (void)context;
-    if (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD && op->kind != QE_OP_LINEAR_WEIGHT_GRAD)
-        return QE_OK;
-    return qe_product_of(op, &product, error_out);
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR:
+        case QE_OP_LINEAR_INPUT_GRAD:
+        case QE_OP_LINEAR_WEIGHT_GRAD: return qe_product_of(op, &product, error_out);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_te_attention_prepare(context, op, error_out);
+        default: return QE_OK;
+    }
 }
 
 qe_status qe_te_record(void *context, qe_error *error_out) {
     const qe_te_context *te = context;
-    return qe_te_thread_enter(te->library, error_out);
+    QE_TRY(qe_te_thread_enter(te->library, error_out));
+    return qe_te_attention_record(te, error_out);
 }
 
 qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
-    const qe_te_context *te = context;
+    qe_te_context *te = context;
     const qe_op_args *args = &op->args;
     switch ((int)op->kind) {
         case QE_OP_LINEAR: return linear_queue(te, &args->linear, stream, error_out);
@@ -188,6 +196,8 @@ qe_status qe_te_queue(void *context, const qe_op *op, cudaStream_t stream, qe_er
         case QE_OP_SWIGLU_QUANTIZE: return swiglu_queue(te, &args->swiglu, stream, error_out);
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE:
             return swiglu_backward_queue(te, &args->swiglu_backward, stream, error_out);
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return qe_te_attention_queue(te, op, stream, error_out);
         default: break;
     }
     QE_ASSERT(!qe_te_takes(op));

@@ -10,12 +10,16 @@
  * is taken. */
 enum { QE_TE_WORKSPACE_BYTES = (32 << 20) + 1024 };
 
+typedef struct qe_te_attention_plan qe_te_attention_plan; /* attention.h */
+
 typedef struct qe_te_context {
     qe_te_library *library;
     qe_device *device;
     /* Of all ops of the device: they run on its compute stream. */
     void *workspace; /* [QE_TE_WORKSPACE_BYTES], of products */
     float *scratch;  /* [2] scale and amax, between the kernels of one op */
+    qe_te_attention_plan *attention; /* of every shape that was prepared */
+    void *attention_state; /* [QE_TE_ATTENTION_STATE_BYTES] zeroes; NULL until attention is prepared */
 } qe_te_context;
 
 /* Is the op's kernel Transformer Engine's? Where it is not, the cuda backend runs its own. */

@@ -4,12 +4,16 @@
 #include <dlfcn.h>
 #include <transformer_engine/activation.h>
 #include <transformer_engine/cast.h>
+#include <transformer_engine/fused_attn.h>
 #include <transformer_engine/gemm.h>
 #include <transformer_engine/recipe.h>
 #include <transformer_engine/transformer_engine.h>
 #include <transformer_engine/transpose.h>
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <new>
 
@@ -22,7 +26,8 @@ static const char NVRTC[] = "libnvrtc.so.13";
     of(nvte_create_tensor) of(nvte_destroy_tensor) of(nvte_set_tensor_param_v2) of(nvte_create_matmul_config) \
     of(nvte_destroy_matmul_config) of(nvte_set_matmul_config_attribute) of(nvte_cublas_gemm_v2) \
     of(nvte_create_quantization_config) of(nvte_destroy_quantization_config) of(nvte_compute_amax) \
-    of(nvte_compute_scale_from_amax) of(nvte_quantize_v2) of(nvte_swiglu) of(nvte_dswiglu_cast_transpose)
+    of(nvte_compute_scale_from_amax) of(nvte_quantize_v2) of(nvte_swiglu) of(nvte_dswiglu_cast_transpose) \
+    of(nvte_tensor_shape) of(nvte_fused_attn_fwd) of(nvte_fused_attn_bwd)
 
 // Loaded when asked for and not linked: the program runs where there is no Transformer Engine.
 struct qe_te_library {
@@ -97,6 +102,12 @@ public:
     void bytes(void *at, size_t count) {
         if (at != nullptr) put(kNVTERowwiseData, {at, kNVTEByte, {{count}, 1}});
     }
+    // Without an address as well: its shape says what is asked for.
+    void any(const void *at, NVTEDType type, std::initializer_list<size_t> dimensions) {
+        NVTEBasicTensor what = {const_cast<void *>(at), type, {{}, dimensions.size()}};
+        std::copy(dimensions.begin(), dimensions.end(), what.shape.data);
+        put(kNVTERowwiseData, what);
+    }
 
 private:
     void put(NVTETensorParam which, const NVTEBasicTensor &what) {
@@ -111,6 +122,63 @@ private:
 
     const qe_te_library *library_;
     NVTETensor handle_;
+};
+
+// Both ways of attention, as Transformer Engine's long lists of arguments want them.
+class attention_call {
+public:
+    attention_call(const qe_te_library *library, const qe_te_attention &a)
+        : library_(library), a_(a), q_(library), k_(library), v_(library), out_(library), lse_(library),
+          random_(library), lengths_(library), workspace_(library), none_(library) {
+        part(q_, a.qkv, 0), part(k_, a.qkv, 1), part(v_, a.qkv, 2);
+        rows(out_, a.out);
+        lse_.any(a.lse, kNVTEFloat32, {a.sequences, a.heads, a.sequence, 1});
+        random_.any(a.state, kNVTEInt64, {2});
+        lengths_.any(static_cast<int64_t *>(a.state) + 2, kNVTEInt32, {a.sequences + size_t{1}});
+        workspace_.bytes(a.workspace, a.workspace_bytes);
+        kept_.tensors[0] = lse_.get(), kept_.tensors[1] = random_.get();
+        kept_.size = 2;
+    }
+
+    void forward(cudaStream_t stream) {
+        library_->nvte_fused_attn_fwd(
+            q_.get(), k_.get(), v_.get(), none_.get(), none_.get(), none_.get(), out_.get(), &kept_, lengths_.get(),
+            lengths_.get(), none_.get(), none_.get(), none_.get(), none_.get(), random_.get(), a_.sequence,
+            a_.sequence, true, false, true, scale(), 0.0f, NVTE_BS3HD, NVTE_BSHD, NVTE_QKV_Format_NOT_SET,
+            NVTE_NO_BIAS, NVTE_CAUSAL_MASK, NVTE_VANILLA_SOFTMAX, -1, 0, false, workspace_.get(), stream);
+    }
+
+    void backward(cudaStream_t stream) {
+        tensor dout(library_), dq(library_), dk(library_), dv(library_);
+        rows(dout, a_.dout);
+        part(dq, a_.dqkv, 0), part(dk, a_.dqkv, 1), part(dv, a_.dqkv, 2);
+        library_->nvte_fused_attn_bwd(
+            q_.get(), k_.get(), v_.get(), out_.get(), dout.get(), none_.get(), none_.get(), &kept_, dq.get(),
+            dk.get(), dv.get(), none_.get(), none_.get(), lengths_.get(), lengths_.get(), none_.get(), none_.get(),
+            a_.sequence, a_.sequence, scale(), 0.0f, NVTE_BS3HD, NVTE_BSHD, NVTE_BSHD, NVTE_BS3HD,
+            NVTE_QKV_Format_NOT_SET, NVTE_QKV_Format_NOT_SET, NVTE_NO_BIAS, NVTE_CAUSAL_MASK, NVTE_VANILLA_SOFTMAX,
+            -1, 0, false, a_.deterministic != 0, true, workspace_.get(), stream);
+    }
+
+    void run(cudaStream_t stream) { a_.backward ? backward(stream) : forward(stream); }
+
+    // What a call without a workspace left there.
+    uint64_t wanted_bytes() const { return library_->nvte_tensor_shape(workspace_.get()).data[0]; }
+
+private:
+    float scale() const { return 1.0f / std::sqrt(static_cast<float>(a_.head_dim)); }
+    void part(tensor &to, const void *qkv, size_t which) const {
+        const size_t bytes = which * a_.heads * a_.head_dim * sizeof(uint16_t);
+        rows(to, qkv != nullptr ? static_cast<const char *>(qkv) + bytes : nullptr);
+    }
+    void rows(tensor &to, const void *at) const {
+        to.any(at, kNVTEBFloat16, {a_.sequences, a_.sequence, a_.heads, a_.head_dim});
+    }
+
+    const qe_te_library *library_;
+    const qe_te_attention &a_;
+    tensor q_, k_, v_, out_, lse_, random_, lengths_, workspace_, none_;
+    NVTETensorPack kept_;
 };
 
 qe_status unsupported(const char *what, qe_error *error_out) {
@@ -227,5 +295,24 @@ qe_status qe_te_multiply(const qe_te_library *library, const qe_te_product *prod
         library->nvte_cublas_gemm_v2(product->turn_a, product->turn_b, &alpha, a.get(), b.get(), &beta, result.get(),
                                      result.get(), workspace.get(), library->accumulation[product->accumulation],
                                      static_cast<cudaStream_t>(stream));
+    });
+}
+
+qe_status qe_te_attention_plan_build(const qe_te_library *library, const qe_te_attention *attention,
+                                     uint64_t *workspace_bytes_out, qe_error *error_out) {
+    return guarded("a plan of attention", error_out, [&] {
+        qe_te_attention unplaced = *attention;
+        unplaced.workspace = nullptr;
+        attention_call call(library, unplaced);
+        call.run(nullptr);
+        *workspace_bytes_out = call.wanted_bytes();
+    });
+}
+
+qe_status qe_te_attention_run(const qe_te_library *library, const qe_te_attention *attention, void *stream,
+                              qe_error *error_out) {
+    return guarded("attention", error_out, [&] {
+        attention_call call(library, *attention);
+        call.run(static_cast<cudaStream_t>(stream));
     });
 }

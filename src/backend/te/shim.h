@@ -38,6 +38,23 @@ typedef struct qe_te_product {
     uint64_t workspace_bytes;
 } qe_te_product;
 
+/* More sequences are left to the cuda backend: it bounds the state below. */
+enum { QE_TE_SEQUENCES_MAX = 4096, QE_TE_ATTENTION_STATE_BYTES = 2 * sizeof(int64_t) + 4 * QE_TE_SEQUENCES_MAX };
+
+/* Causal attention of rows q, k, v with as many heads each. Backward: out and lse are read. */
+typedef struct qe_te_attention {
+    const void *qkv; /* [sequences, sequence, 3, heads, head_dim] bf16 */
+    void *out;       /* [sequences, sequence, heads, head_dim] bf16 */
+    float *lse;      /* [sequences, heads, sequence] */
+    const void *dout;
+    void *dqkv;
+    void *state;     /* [QE_TE_ATTENTION_STATE_BYTES] zeroes */
+    void *workspace;
+    uint64_t workspace_bytes;
+    uint32_t sequences, sequence, heads, head_dim;
+    uint8_t backward, deterministic;
+} qe_te_attention;
+
 /* What is needed of the library at `path`. Owns: the caller closes it; the library stays loaded.
  * On failure: QE_ERROR_UNSUPPORTED: it, or what it stands on, cannot be loaded, or lacks a function. */
 qe_status qe_te_library_open(const char *path, qe_te_library **library_out, qe_error *error_out);
@@ -60,6 +77,12 @@ qe_status qe_te_swiglu(const qe_te_library *library, const qe_te_tensor *gate_up
 qe_status qe_te_swiglu_backward(const qe_te_library *library, const qe_te_tensor *dy, const qe_te_tensor *gate_up,
                                 const qe_te_tensor *to, void *stream, qe_error *error_out);
 qe_status qe_te_multiply(const qe_te_library *library, const qe_te_product *product, void *stream, qe_error *error_out);
+/* Builds cuDNN's plan for this thread where it has none yet; runs nothing. Ensures: *workspace_bytes_out > 0. */
+qe_status qe_te_attention_plan_build(const qe_te_library *library, const qe_te_attention *attention,
+                                     uint64_t *workspace_bytes_out, qe_error *error_out);
+/* Requires: workspace of as many bytes as building said. */
+qe_status qe_te_attention_run(const qe_te_library *library, const qe_te_attention *attention, void *stream,
+                              qe_error *error_out);
 
 #ifdef __cplusplus
 }

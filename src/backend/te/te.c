@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "backend/cuda/substitute.h"
-#include "backend/te/ops.h"
+#include "backend/te/attention.h"
 #include "base/assert.h"
 #include "qeffect/cuda.h"
 
@@ -46,6 +46,7 @@ static qe_status library_open(qe_te_library **library_out, qe_error *error_out) 
 static void context_destroy(void *context) {
     qe_te_context *te = context;
     if (te == NULL) return;
+    qe_te_attention_free(te);
     if (te->workspace != NULL) qe_cuda_memories.release(te->device, te->workspace);
     if (te->scratch != NULL) qe_cuda_memories.release(te->device, te->scratch);
     qe_te_library_close(te->library);
