@@ -152,7 +152,7 @@ check-gpu: setup
 ifneq ($(TE),)
 	@echo "check-gpu: device te"; build-cuda/tests/test_te; status=$$?; [ $$status = 77 ] && exit 0; \
 	    [ $$status = 0 ] || exit $$status; \
-	    build-cuda/tests/test_same --te codec quantize swiglu && build-cuda/tests/test_deposit --te --strict && \
+	    build-cuda/tests/test_same --te codec quantize swiglu attention && build-cuda/tests/test_deposit --te --strict && \
 	    build-cuda/qeffect verify --device te --rows short
 endif
 

@@ -18,7 +18,8 @@ typedef struct attention_shape {
 
 /* One key seen, blocks that are not full, several blocks of keys, groups of one and of eight, two sequences. */
 static const attention_shape shapes[] = {{1, 16, 1, 1, 64},  {2, 96, 4, 2, 64},   {1, 160, 4, 4, 128},
-                                         {2, 208, 6, 2, 64}, {1, 272, 8, 1, 128}, {2, 320, 8, 2, 128}};
+                                         {2, 208, 6, 2, 64}, {1, 272, 8, 1, 128}, {2, 320, 8, 2, 128},
+                                         {2, 128, 3, 3, 64}, {1, 256, 2, 2, 128}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 /* As many blocks as ours wants before it makes codes straight from its sums: with parts of keys' gradients, without. */
 static const attention_shape many[] = {{64, 64, 64, 2, 128}, {64, 64, 64, 4, 128}, {128, 64, 64, 2, 64}};

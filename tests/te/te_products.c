@@ -285,7 +285,7 @@ void a_captured_product_has_the_bits_of_an_eager_one(qe_device *te) {
     world_close(&w);
 }
 
-enum { SEQUENCES = 2, SEQUENCE = 96, HEADS = 4, HEAD_DIM = 64, ROWS = SEQUENCES * SEQUENCE };
+enum { SEQUENCES = 2, SEQUENCE = 128, HEADS = 4, HEAD_DIM = 64, ROWS = SEQUENCES * SEQUENCE };
 
 static qe_op attention_op(const world *w, int backward) {
     qe_op op = {.kind = backward ? QE_OP_ATTENTION_BACKWARD : QE_OP_ATTENTION};

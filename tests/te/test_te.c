@@ -130,14 +130,14 @@ static void products_of_fp32_and_of_blocks_are_not_taken(void) {
 
 static void attention_is_taken_with_a_head_of_keys_for_each_of_queries(void) {
     static const struct {
-        uint32_t heads, kv_heads, head_dim, takes;
-    } cases[] = {{8, 8, 64, 1}, {8, 8, 128, 1}, {8, 2, 64, 0}, {8, 8, 96, 0}};
+        uint32_t sequence, heads, kv_heads, head_dim, takes;
+    } cases[] = {{128, 8, 8, 64, 1}, {384, 8, 8, 128, 1}, {128, 8, 2, 64, 0}, {128, 8, 8, 96, 0}, {160, 8, 8, 64, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qe_op op = {.kind = QE_OP_ATTENTION}, back = {.kind = QE_OP_ATTENTION_BACKWARD};
-        op.args.attention = (qe_args_attention){.sequences = 1, .sequence = 64, .heads = cases[i].heads,
+        op.args.attention = (qe_args_attention){.sequences = 1, .sequence = cases[i].sequence, .heads = cases[i].heads,
                                                 .kv_heads = cases[i].kv_heads, .head_dim = cases[i].head_dim};
         back.args.attention_backward = (qe_args_attention_backward){
-            .out = somewhere, .sequences = 1, .sequence = 64, .heads = cases[i].heads,
+            .out = somewhere, .sequences = 1, .sequence = cases[i].sequence, .heads = cases[i].heads,
             .kv_heads = cases[i].kv_heads, .head_dim = cases[i].head_dim};
         assert_int_equal(qe_te_takes(&op), cases[i].takes);
         assert_int_equal(qe_te_takes(&back), cases[i].takes);

@@ -30,17 +30,19 @@ static shape shape_of(const qe_op *op) {
                    backward->deterministic};
 }
 
-static int takes_heads(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
-    return heads == kv_heads && (head_dim == 64 || head_dim == 128) && sequences < QE_TE_SEQUENCES_MAX;
+/* Transformer Engine refuses the backward of other lengths in graphs, because cuDNN before 9.15.1 gets it wrong; here
+ * eager and captured run the same, whatever the version. */
+enum { WHOLE_SEQUENCE = 128 };
+
+static int takes_shape(const shape *s, uint32_t kv_heads) {
+    return s->heads == kv_heads && (s->head_dim == 64 || s->head_dim == 128) && s->sequence % WHOLE_SEQUENCE == 0 &&
+           s->sequences < QE_TE_SEQUENCES_MAX;
 }
 
 int qe_te_attention_takes(const qe_op *op) {
-    const qe_args_attention *forward = &op->args.attention;
-    const qe_args_attention_backward *backward = &op->args.attention_backward;
-    if (op->kind == QE_OP_ATTENTION)
-        return takes_heads(forward->heads, forward->kv_heads, forward->head_dim, forward->sequences);
-    return backward->out != NULL &&
-           takes_heads(backward->heads, backward->kv_heads, backward->head_dim, backward->sequences);
+    const shape s = shape_of(op);
+    if (op->kind == QE_OP_ATTENTION) return takes_shape(&s, op->args.attention.kv_heads);
+    return op->args.attention_backward.out != NULL && takes_shape(&s, op->args.attention_backward.kv_heads);
 }
 
 static qe_te_attention arguments_of(const qe_te_context *te, const qe_te_attention_plan *plan) {
