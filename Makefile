@@ -153,7 +153,8 @@ ifneq ($(TE),)
 	@echo "check-gpu: device te"; build-cuda/tests/test_te; status=$$?; [ $$status = 77 ] && exit 0; \
 	    [ $$status = 0 ] || exit $$status; \
 	    build-cuda/tests/test_same --te codec quantize swiglu attention && build-cuda/tests/test_deposit --te --strict && \
-	    build-cuda/qeffect verify --device te --rows short
+	    build-cuda/qeffect verify --device te --rows short && \
+	    build-cuda/qeffect verify --device te --rows short --set model.kv_heads=2 --set model.sequence=128
 endif
 
 MUTANTS ?= 100
