@@ -50,6 +50,7 @@ enum { PART_BYTES = 8 << 20 }; /* each of first, second, residual, result; the l
 typedef struct world {
     qe_device *device;
     char *first, *second, *residual, *result, *scales; /* device */
+    char *workspace; /* NULL: the backend's own */
     char *host;
     uint64_t state;
 } world;
@@ -133,17 +134,18 @@ static qe_op product_op(const world *w, const one_product *p, const shape *s) {
         op.args.linear = (qe_args_linear){
             .x = operand(w, w->first, s->rows, s->in, p->first, 0, 0),
             .w = operand(w, w->second, s->out, s->in, p->second, 0, 1), .residual = added[p->residual], .y = result,
-            .rows = s->rows, .in = s->in, .out = s->out, .accumulation = p->accumulation};
+            .workspace = w->workspace, .rows = s->rows, .in = s->in, .out = s->out, .accumulation = p->accumulation};
     } else if (p->kind == QE_OP_LINEAR_INPUT_GRAD) {
         op.args.linear_input_grad = (qe_args_linear_input_grad){
             .dy = operand(w, w->first, s->rows, s->out, p->first, 0, 0),
             .w = operand(w, w->second, s->out, s->in, p->second, 1, 1), .dx = result,
-            .rows = s->rows, .in = s->in, .out = s->out, .accumulation = p->accumulation};
+            .workspace = w->workspace, .rows = s->rows, .in = s->in, .out = s->out, .accumulation = p->accumulation};
     } else {
         op.args.linear_weight_grad = (qe_args_linear_weight_grad){
             .x = operand(w, w->first, s->rows, s->in, p->first, 1, 0),
             .dy = operand(w, w->second, s->rows, s->out, p->second, 1, 1), .grad = (float *)(void *)result,
-            .rows = s->rows, .in = s->in, .out = s->out, .set = p->set, .accumulation = p->accumulation};
+            .workspace = w->workspace, .rows = s->rows, .in = s->in, .out = s->out, .set = p->set,
+            .accumulation = p->accumulation};
     }
     return op;
 }
@@ -195,7 +197,7 @@ void products_of_whole_numbers_are_the_cuda_backends(qe_device *te, qe_device *c
     world_close(&w);
 }
 
-static void same_bits_at(world *w, const one_product *p, const shape *s, size_t step) {
+static void same_bits_at(world *w, const one_product *p, const shape *s, char *space, size_t step) {
     const size_t bytes = result_bytes(p, s);
     world moved = *w;
     void *before = calloc(1, bytes);
@@ -205,6 +207,7 @@ static void same_bits_at(world *w, const one_product *p, const shape *s, size_t 
     qe_op op = product_op(w, p, s);
     void *one = result_of(w, qe_te_backend(), w->device, &op, before, bytes);
     moved.first += step, moved.second += 2 * step, moved.result += 3 * step;
+    moved.workspace = space + step;
     operands_fill(&moved, p, s, 0);
     op = product_op(&moved, p, s);
     void *other = result_of(&moved, qe_te_backend(), w->device, &op, before, bytes);
@@ -214,11 +217,13 @@ static void same_bits_at(world *w, const one_product *p, const shape *s, size_t 
 
 void a_product_has_the_same_bits_wherever_it_lies(qe_device *te) {
     world w = world_open(te);
+    char *space = take(&w, qe_te_backend()->numerics.workspace_bytes + 256);
     for (int p = 0; p < PRODUCTS; p++)
         for (int s = 0; s < SHAPES; s++)
             for (size_t step = QE_ALIGN_BYTES; step < 256; step += QE_ALIGN_BYTES)
-                if (products[p].residual == RESIDUAL_NONE) same_bits_at(&w, &products[p], &shapes[s], step);
-    printf("te: the same bits at every multiple of %d bytes\n", QE_ALIGN_BYTES);
+                if (products[p].residual == RESIDUAL_NONE) same_bits_at(&w, &products[p], &shapes[s], space, step);
+    printf("te: the same bits at every multiple of %d bytes, operands, result and workspace\n", QE_ALIGN_BYTES);
+    qe_te_backend()->memory->release(te, space);
     world_close(&w);
 }
 

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/product.h"
+#include "backend/cuda/substitute.h"
 #include "backend/te/attention.h"
 #include "base/assert.h"
 
@@ -86,8 +87,16 @@ static qe_te_tensor target_of(const qe_quantize_target *target, uint32_t rows, u
 
 /* --- runs ------------------------------------------------------------------------------------------------------- */
 
-static qe_status multiply(const qe_te_context *te, qe_te_product *product, cudaStream_t stream, qe_error *error_out) {
-    product->workspace = te->workspace;
+static void *align(void *workspace) {
+    const uintptr_t mask = QE_TE_WORKSPACE_ALIGN_BYTES - 1;
+    return (void *)(((uintptr_t)workspace + mask) & ~mask);
+}
+
+static qe_status multiply(const qe_te_context *te, qe_te_product *product, void *workspace, cudaStream_t stream,
+                          qe_error *error_out) {
+    if (workspace == NULL && te->workspace == NULL)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "a product without workspace was not prepared");
+    product->workspace = align(workspace != NULL ? workspace : te->workspace);
     product->workspace_bytes = QE_TE_WORKSPACE_BYTES;
     return qe_te_multiply(te->library, product, stream, error_out);
 }
@@ -100,7 +109,7 @@ static qe_status linear_queue(const qe_te_context *te, const qe_args_linear *arg
     const uint64_t bytes = (uint64_t)args->rows * args->out * qe_format_bytes(QE_FORMAT_BF16);
     if (args->residual != NULL && args->residual != args->y) /* its products add in place alone */
         QE_TRY(qe_cuda_copy(args->residual, args->y, bytes, stream));
-    return multiply(te, &product, stream, error_out);
+    return multiply(te, &product, args->workspace, stream, error_out);
 }
 
 static qe_status input_grad_queue(const qe_te_context *te, const qe_args_linear_input_grad *args, cudaStream_t stream,
@@ -108,7 +117,7 @@ static qe_status input_grad_queue(const qe_te_context *te, const qe_args_linear_
     qe_te_product product = {.a = operand_of(&args->w), .b = operand_of(&args->dy),
                              .result = values(args->dx, args->rows, args->in, QE_FORMAT_BF16),
                              .accumulation = args->accumulation};
-    return multiply(te, &product, stream, error_out);
+    return multiply(te, &product, args->workspace, stream, error_out);
 }
 
 static qe_status weight_grad_queue(const qe_te_context *te, const qe_args_linear_weight_grad *args,
@@ -116,7 +125,7 @@ static qe_status weight_grad_queue(const qe_te_context *te, const qe_args_linear
     qe_te_product product = {.a = operand_of(&args->x), .b = operand_of(&args->dy), .turn_b = 1,
                              .result = values(args->grad, args->out, args->in, QE_FORMAT_FP32),
                              .adds = !args->set, .accumulation = args->accumulation};
-    return multiply(te, &product, stream, error_out);
+    return multiply(te, &product, args->workspace, stream, error_out);
 }
 
 static qe_status fill(const qe_te_context *te, const qe_te_tensor *from, const qe_quantize_target *target,
@@ -166,12 +175,27 @@ static qe_status swiglu_backward_queue(const qe_te_context *te, const qe_args_sw
     return qe_te_swiglu_backward(te->library, &dy, &gate_up, &to, stream, error_out);
 }
 
-qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out) {
+/* A plan gives every product its workspace; who gives none, as measurements do, is lent one. */
+static qe_status workspace_take(qe_te_context *te, const void *given, qe_error *error_out) {
+    if (given != NULL || te->workspace != NULL) return QE_OK;
+    return qe_cuda_memories.alloc(te->device, QE_TE_WORKSPACE_BYTES + QE_TE_WORKSPACE_ALIGN_BYTES, &te->workspace,
+                                  error_out);
+}
+
+static qe_status product_prepare(qe_te_context *te, const qe_op *op, const void *workspace, qe_error *error_out) {
     qe_product product;
+    QE_TRY(qe_product_of(op, &product, error_out));
+    return workspace_take(te, workspace, error_out);
+}
+
+qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out) {
+    const qe_op_args *args = &op->args;
     switch ((int)op->kind) {
-        case QE_OP_LINEAR:
+        case QE_OP_LINEAR: return product_prepare(context, op, args->linear.workspace, error_out);
         case QE_OP_LINEAR_INPUT_GRAD:
-        case QE_OP_LINEAR_WEIGHT_GRAD: return qe_product_of(op, &product, error_out);
+            return product_prepare(context, op, args->linear_input_grad.workspace, error_out);
+        case QE_OP_LINEAR_WEIGHT_GRAD:
+            return product_prepare(context, op, args->linear_weight_grad.workspace, error_out);
         case QE_OP_ATTENTION:
         case QE_OP_ATTENTION_BACKWARD: return qe_te_attention_prepare(context, op, error_out);
         default: return QE_OK;

@@ -6,18 +6,17 @@
 #include "backend/te/shim.h"
 #include "qeffect/backend.h"
 
-/* What Transformer Engine gives on Hopper under PyTorch: 32 MiB and room to align. A heuristic chooses by it, so theirs
- * is taken. */
-enum { QE_TE_WORKSPACE_BYTES = (32 << 20) + 1024 };
+/* What Transformer Engine gives a product on Hopper under PyTorch: 32 MiB and room to align. A heuristic chooses by it,
+ * so it is theirs, and as large wherever an op's workspace lies: an address is rounded up beforehand. */
+enum { QE_TE_WORKSPACE_BYTES = (32 << 20) + 1024, QE_TE_WORKSPACE_ALIGN_BYTES = 256 };
 
 typedef struct qe_te_attention_plan qe_te_attention_plan; /* attention.h */
 
 typedef struct qe_te_context {
     qe_te_library *library;
     qe_device *device;
-    /* Of all ops of the device: they run on its compute stream. */
-    void *workspace; /* [QE_TE_WORKSPACE_BYTES], of products */
-    float *scratch;  /* [2] scale and amax, between the kernels of one op */
+    void *workspace; /* [QE_TE_WORKSPACE_BYTES] for products that bring none; NULL until there is one */
+    float *scratch;  /* [2] scale and amax between the kernels of an op; ops run on the device's compute stream */
     qe_te_attention_plan *attention; /* of every shape that was prepared */
     void *attention_state; /* [QE_TE_ATTENTION_STATE_BYTES] zeroes; NULL until attention is prepared */
 } qe_te_context;

@@ -6,10 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cuda/lt.h"
 #include "backend/cuda/substitute.h"
 #include "backend/te/attention.h"
 #include "base/assert.h"
 #include "qeffect/cuda.h"
+
+QE_STATIC_ASSERT(QE_TE_WORKSPACE_BYTES + QE_TE_WORKSPACE_ALIGN_BYTES <= QE_LT_WORKSPACE_BYTES, "one serves both");
 
 static const char LIBRARY[] = "Transformer Engine " QE_TE_VERSION;
 
@@ -53,9 +56,8 @@ static void context_destroy(void *context) {
     free(te);
 }
 
-static qe_status memory_take(qe_te_context *te, qe_error *error_out) {
+static qe_status scratch_take(qe_te_context *te, qe_error *error_out) {
     void *scratch = NULL;
-    QE_TRY(qe_cuda_memories.alloc(te->device, QE_TE_WORKSPACE_BYTES, &te->workspace, error_out));
     QE_TRY(qe_cuda_memories.alloc(te->device, 2 * sizeof *te->scratch, &scratch, error_out));
     te->scratch = scratch;
     return QE_OK;
@@ -66,7 +68,7 @@ static qe_status context_create(qe_device *device, qe_te_context **context_out, 
     if (te == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a device");
     te->device = device;
     qe_status status = library_open(&te->library, error_out);
-    if (status == QE_OK) status = memory_take(te, error_out);
+    if (status == QE_OK) status = scratch_take(te, error_out);
     if (status != QE_OK) {
         context_destroy(te);
         return status;
@@ -118,7 +120,8 @@ const qe_backend *qe_te_backend(void) {
     static const qe_backend backend = {
         .size = sizeof(qe_backend),
         .name = "te",
-        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES, .sums_apart = 1}, /* cuda's */
+        .numerics = {.activation = QE_FORMAT_BF16, .operands = QE_OPERANDS_CODES, .sums_apart = 1,
+                     .workspace_bytes = QE_LT_WORKSPACE_BYTES}, /* cuda's, whose products take the more */
         .open = te_open,
         .close = te_close,
         .identity = te_identity,
