@@ -181,6 +181,11 @@ static uint64_t free_bytes(void) {
     return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? free_now : 0;
 }
 
+/* A substitute takes its workspace as everybody takes memory. */
+static uint64_t lent_bytes(const qe_device *device) {
+    return qe_cuda_attention_bytes(device->attention) + device->taken_bytes;
+}
+
 static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     if (is_substituted(device, op)) {
         QE_TRY(device->substitute.prepare(device->substitute.context, op, error_out));
@@ -202,9 +207,9 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
     if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV)
         return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, device->aside, error_out);
     if (is_loaded(device, likeness(op))) return QE_OK;
-    const uint64_t free_before = free_bytes(), lent = qe_cuda_attention_bytes(device->attention);
+    const uint64_t free_before = free_bytes(), lent = lent_bytes(device);
     const qe_status status = first_prepare(device, op, error_out);
-    const uint64_t kept = free_bytes() + qe_cuda_attention_bytes(device->attention) - lent;
+    const uint64_t kept = free_bytes() + lent_bytes(device) - lent;
     if (free_before > kept) device->code_bytes += free_before - kept;
     return status;
 }
