@@ -28,7 +28,7 @@ def run(figure: str, turns: int, peers: Sequence[str]) -> dict[str, Any]:
 
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m qeffect.bench", description="Transformer Engine under QEffect "
-                                     "beside its own graphs, on one GPU. Times in ms, sustained for a second.")
+                                     "beside its own graphs, on one GPU. Times in ms, medians of turns.")
     parser.add_argument("figure", choices=[*AT_MOST_MS, "memory", "placement"],
                         help="a shape: one layer, forward and backward; memory: graphs of 8 and 32 microbatches; "
                         "placement: gradients placed directly, or handed over")
