@@ -1,6 +1,7 @@
 /* session.c - builds and tears down a run of the built-in model on a device. */
 #include "cli/session.h"
 #include "cli/schedule_argument.h"
+#include "cli/session_evaluation.h"
 #include "cli/session_search.h"
 #include "cli/stopwatch.h"
 
@@ -94,8 +95,10 @@ static qe_status blame_settings(const qe_settings *settings, qe_error *error_out
     return qe_error_place(error_out, settings->source, blamed.line, blamed.column);
 }
 
-static qe_status searched_schedule(qe_session *session, const qe_plan_options *plan, qe_error *error_out) {
-    qe_status status = qe_session_search(&session->settings, session->model, plan, &session->schedule, error_out);
+static qe_status searched_schedule(qe_session *session, const qe_plan_options *plan, int evaluates,
+                                   qe_error *error_out) {
+    qe_status status =
+        qe_session_search(&session->settings, session->model, plan, evaluates, &session->schedule, error_out);
     return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
 }
 
@@ -108,9 +111,10 @@ static qe_status named_schedule(qe_session *session, qe_error *error_out) {
 }
 
 /* The baseline runs the stages of the configured schedule on one rank, one microbatch at a time. */
-static qe_status make_schedule(qe_session *session, const qe_plan_options *plan, qe_error *error_out) {
+static qe_status make_schedule(qe_session *session, const qe_plan_options *plan, int evaluates,
+                               qe_error *error_out) {
     const char *name = session->settings.pipeline.schedule;
-    QE_TRY(strcmp(name, "auto") == 0 ? searched_schedule(session, plan, error_out)
+    QE_TRY(strcmp(name, "auto") == 0 ? searched_schedule(session, plan, evaluates, error_out)
            : is_path(name)           ? read_csv(session, error_out)
                                      : named_schedule(session, error_out));
     if (session->settings.train.mode != QE_TRAIN_BASELINE) return QE_OK;
@@ -120,32 +124,6 @@ static qe_status make_schedule(qe_session *session, const qe_plan_options *plan,
                                    .microbatches = session->schedule.microbatches};
     qe_schedule_deinit(&session->schedule);
     return qe_schedule_generate(&request, &session->schedule, error_out);
-}
-
-/* A copy of a schedule with only its forwards: the order of an evaluation. */
-static qe_status forwards_of(const qe_schedule *schedule, qe_schedule *out, qe_error *error_out) {
-    uint32_t actions = schedule->rank_begin[schedule->ranks], kept = 0;
-    *out = (qe_schedule){.ranks = schedule->ranks,
-                         .stages = schedule->stages,
-                         .microbatches = schedule->microbatches,
-                         .reversed = schedule->reversed};
-    out->rank_begin = calloc(schedule->ranks + 1u, sizeof *out->rank_begin);
-    out->stage_rank = calloc(schedule->stages, sizeof *out->stage_rank);
-    out->actions = calloc(actions + 1u, sizeof *out->actions);
-    if (!out->rank_begin || !out->stage_rank || !out->actions) {
-        qe_schedule_deinit(out);
-        return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the evaluation schedule");
-    }
-    memcpy(out->stage_rank, schedule->stage_rank, schedule->stages * sizeof *out->stage_rank);
-    for (uint32_t rank = 0; rank < schedule->ranks; rank++) {
-        for (uint32_t i = schedule->rank_begin[rank]; i < schedule->rank_begin[rank + 1]; i++)
-            if (schedule->actions[i].kind == QE_ACTION_F) {
-                out->actions[kept] = schedule->actions[i];
-                out->actions[kept++].paired = 0; /* the B that it was paired with is not there */
-            }
-        out->rank_begin[rank + 1] = kept;
-    }
-    return QE_OK;
 }
 
 /* Moves the action at `from` to `to`; those between close up. */
@@ -229,12 +207,11 @@ static qe_status make_plans(qe_session *session, const qe_session_options *optio
     plan.fill_ahead = s->train.mode == QE_TRAIN_CAPTURED && !writes_anew;
     plan.placement = baseline || s->pipeline.placement == QE_PLACEMENT_COPY ? QE_GRADIENT_COPY : QE_GRADIENT_DIRECT;
     plan.sums_apart = !baseline && qe_device_backend(session->device)->numerics.sums_apart;
-    QE_TRY(make_schedule(session, &plan, error_out));
+    QE_TRY(make_schedule(session, &plan, !options->no_evaluation, error_out));
     if (options->training) QE_TRY(training_plan(session, &plan, options->break_schedule, error_out));
     if (options->no_evaluation) return check_memory(session, error_out);
-    QE_TRY(forwards_of(&session->schedule, &session->evaluation_schedule, error_out));
-    qe_plan_options forward = {.forward_only = 1, .cache_weights = 1, .reuse_slots = 1, .share_slots = 1};
-    QE_TRY(create_plan(session, &session->evaluation_schedule, &forward, &session->evaluate, error_out));
+    QE_TRY(qe_evaluation_schedule(&session->schedule, &session->evaluation_schedule, error_out));
+    QE_TRY(create_plan(session, &session->evaluation_schedule, &qe_evaluation_options, &session->evaluate, error_out));
     return check_memory(session, error_out);
 }
 

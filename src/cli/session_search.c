@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "cli/session_evaluation.h"
 #include "cli/times.h"
 #include "qeffect/memory.h"
 #include "qeffect/search.h"
@@ -18,10 +19,16 @@ typedef struct seeker {
     const qe_settings *settings;
     const qe_model *model;
     const qe_plan_options *plan;
+    int evaluates; /* a plan for evaluation takes memory, too */
     qe_schedule shape;
     qe_times times;
     uint64_t most_bytes; /* that the slots of a rank may take; 0: no limit */
 } seeker;
+
+/* What the slots of a rank take, and what they may. */
+typedef struct room {
+    uint64_t slot_bytes, most_bytes;
+} room;
 
 static qe_status make_shape(seeker *on, qe_error *error_out) {
     const qe_settings_pipeline *p = &on->settings->pipeline;
@@ -54,53 +61,81 @@ static void measure_slots(const seeker *on) {
     }
 }
 
-static qe_status make_plan(const seeker *on, const qe_schedule *schedule, qe_plan **plan_out, qe_error *error_out) {
+static qe_status make_plan(const seeker *on, const qe_schedule *schedule, const qe_plan_options *options,
+                           qe_plan **plan_out, qe_error *error_out) {
     qe_violations violations;
     qe_counterexample counterexample = {0};
-    qe_plan_options options = *on->plan;
-    /* the baseline runs an order of its own, and the limit is not about it */
-    options.reuse_slots = options.share_slots = 1;
-    qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, &options, plan_out, &violations,
+    qe_status status = qe_plan_create(schedule, qe_model_table(), on->model, options, plan_out, &violations,
                                       &counterexample, error_out);
     qe_counterexample_deinit(&counterexample);
     return status;
 }
 
-/* train.memory_limit is about everything: what a rank takes beside its slots is taken off. Weights are spread alike
- * whatever the order; the plan of the best one is held against the limit again. */
+static qe_status make_training(const seeker *on, const qe_schedule *schedule, qe_plan **plan_out,
+                               qe_error *error_out) {
+    qe_plan_options options = *on->plan;
+    /* the baseline runs an order of its own, and the limit is not about it */
+    options.reuse_slots = options.share_slots = 1;
+    return make_plan(on, schedule, &options, plan_out, error_out);
+}
+
+/* NULL where nothing is evaluated. */
+static qe_status make_evaluation(const seeker *on, const qe_schedule *schedule, qe_plan **plan_out,
+                                 qe_error *error_out) {
+    qe_schedule forwards;
+    *plan_out = NULL;
+    if (!on->evaluates) return QE_OK;
+    QE_TRY(qe_evaluation_schedule(schedule, &forwards, error_out));
+    qe_status status = make_plan(on, &forwards, &qe_evaluation_options, plan_out, error_out);
+    qe_schedule_deinit(&forwards);
+    return status;
+}
+
+/* train.memory_limit is about everything: what a rank takes beside its training slots is taken off. */
+static room room_of(const seeker *on, const qe_plan *training, const qe_plan *evaluation, uint32_t rank) {
+    room at = {training->rank[rank].slot_bytes, on->settings->pipeline.memory_limit_bytes};
+    uint64_t most = on->settings->train.memory_limit_bytes;
+    if (at.most_bytes == 0) at.most_bytes = UINT64_MAX;
+    if (most == 0) return at;
+    qe_memory_ledger ledger = qe_memory_foretell(training, evaluation, rank);
+    uint64_t rest = qe_memory_ledger_total(&ledger) - at.slot_bytes;
+    uint64_t left = most > rest ? most - rest : 0;
+    if (left < at.most_bytes) at.most_bytes = left;
+    return at;
+}
+
+static int is_tighter(const room *a, const room *b) {
+    return (double)a->slot_bytes * (double)b->most_bytes > (double)b->slot_bytes * (double)a->most_bytes;
+}
+
+/* Of the rank whose slots have the least room. */
+static qe_status find_room(const seeker *on, const qe_schedule *schedule, room *room_out, qe_error *error_out) {
+    qe_plan *training = NULL, *evaluation = NULL;
+    QE_TRY(make_training(on, schedule, &training, error_out));
+    qe_status status = make_evaluation(on, schedule, &evaluation, error_out);
+    for (uint32_t rank = 0; status == QE_OK && rank < training->ranks; rank++) {
+        room at = room_of(on, training, evaluation, rank);
+        if (rank == 0 || is_tighter(&at, room_out)) *room_out = at;
+    }
+    qe_plan_destroy(training);
+    qe_plan_destroy(evaluation);
+    return status;
+}
+
+/* Weights are spread alike whatever the order, so any of them tells about how much is left for slots. */
 static qe_status limit_slots(seeker *on, qe_error *error_out) {
-    uint64_t most = on->settings->train.memory_limit_bytes, fixed = 0;
-    qe_plan *made = NULL;
-    on->most_bytes = on->settings->pipeline.memory_limit_bytes;
-    if (most == 0) return QE_OK;
-    QE_TRY(make_plan(on, &on->shape, &made, error_out));
-    for (uint32_t rank = 0; rank < made->ranks; rank++) {
-        qe_memory_ledger ledger = qe_memory_foretell(made, NULL, rank);
-        uint64_t rest = qe_memory_ledger_total(&ledger) - made->rank[rank].slot_bytes;
-        if (rest > fixed) fixed = rest;
-    }
-    qe_plan_destroy(made);
-    if (fixed >= most)
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "spread the weights over more ranks, or use a smaller model",
-                            "train.memory_limit = %llu bytes; a rank takes %llu without any slot",
-                            (unsigned long long)most, (unsigned long long)fixed);
-    if (on->most_bytes == 0 || on->most_bytes > most - fixed) on->most_bytes = most - fixed;
-    return QE_OK;
+    room any;
+    if (on->settings->train.memory_limit_bytes == 0 && on->settings->pipeline.memory_limit_bytes == 0) return QE_OK;
+    QE_TRY(find_room(on, &on->shape, &any, error_out));
+    on->most_bytes = any.most_bytes;
+    if (on->most_bytes > 0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "spread the weights over more ranks, or use a smaller model",
+                        "train.memory_limit = %llu bytes; a rank takes as much without any slot",
+                        (unsigned long long)on->settings->train.memory_limit_bytes);
 }
 
-static qe_status count_bytes(const seeker *on, const qe_schedule *schedule, uint64_t *bytes_out, qe_error *error_out) {
-    qe_plan *made = NULL;
-    QE_TRY(make_plan(on, schedule, &made, error_out));
-    *bytes_out = 0;
-    for (uint32_t rank = 0; rank < made->ranks; rank++) {
-        if (made->rank[rank].slot_bytes > *bytes_out) *bytes_out = made->rank[rank].slot_bytes;
-    }
-    qe_plan_destroy(made);
-    return QE_OK;
-}
-
-/* The best order under a limit; *bytes_out of its plan where there is a limit at all. */
-static qe_status search_under(seeker *on, double limit, qe_search_result *result_out, uint64_t *bytes_out,
+/* The best order under a limit; *room_out of its plan where there is a limit at all. */
+static qe_status search_under(seeker *on, double limit, qe_search_result *result_out, room *room_out,
                               qe_error *error_out) {
     const qe_settings_pipeline *p = &on->settings->pipeline;
     qe_search_request request = {
@@ -109,39 +144,39 @@ static qe_status search_under(seeker *on, double limit, qe_search_result *result
         .times = {.costs = on->times.costs, .cost_count = on->shape.stages, .latency = on->times.hop,
                   .release = QE_RELEASE_OP, .gradient_early = 1}};
     QE_TRY(qe_schedule_search(&request, result_out, error_out));
-    *bytes_out = 0;
+    *room_out = (room){0};
     if (on->most_bytes == 0) return QE_OK;
-    qe_status status = count_bytes(on, &result_out->schedule, bytes_out, error_out);
+    qe_status status = find_room(on, &result_out->schedule, room_out, error_out);
     if (status != QE_OK) qe_search_result_deinit(result_out);
     return status;
 }
 
 static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *error_out) {
-    uint64_t most_bytes = on->most_bytes, least_bytes = UINT64_MAX;
-    double limit = (double)most_bytes;
+    room best = {.slot_bytes = UINT64_MAX};
+    double limit = (double)on->most_bytes;
     qe_status status = QE_OK;
     for (int i = 0; i < TRIES && status == QE_OK; i++) {
         qe_search_result result = {0};
-        uint64_t bytes;
-        status = search_under(on, limit, &result, &bytes, error_out);
-        if (status == QE_OK && bytes <= most_bytes) {
+        room at;
+        status = search_under(on, limit, &result, &at, error_out);
+        if (status == QE_OK && at.slot_bytes <= at.most_bytes) {
             *schedule_out = result.schedule;
             return QE_OK;
         }
         qe_search_result_deinit(&result);
         if (status != QE_OK) break;
-        if (bytes < least_bytes) least_bytes = bytes;
-        limit *= STEP * (double)most_bytes / (double)bytes;
+        if (at.slot_bytes < best.slot_bytes) best = at;
+        limit *= STEP * (double)at.most_bytes / (double)at.slot_bytes;
     }
-    if (least_bytes == UINT64_MAX) return status; /* even the search has refused the limit, and says why */
+    if (best.slot_bytes == UINT64_MAX) return status; /* even the search has refused the limit, and says why */
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, "raise the limit on memory, or use smaller microbatches",
                         "slots may take %llu bytes of a rank; the least that was found is %llu bytes",
-                        (unsigned long long)most_bytes, (unsigned long long)least_bytes);
+                        (unsigned long long)best.most_bytes, (unsigned long long)best.slot_bytes);
 }
 
 qe_status qe_session_search(const qe_settings *settings, const qe_model *model, const qe_plan_options *plan,
-                            qe_schedule *schedule_out, qe_error *error_out) {
-    seeker on = {.settings = settings, .model = model, .plan = plan};
+                            int evaluates, qe_schedule *schedule_out, qe_error *error_out) {
+    seeker on = {.settings = settings, .model = model, .plan = plan, .evaluates = evaluates};
     qe_status status = make_shape(&on, error_out);
     if (status == QE_OK) status = read_times(&on, error_out);
     if (status == QE_OK) measure_slots(&on);

@@ -376,6 +376,15 @@ class Memory(Case):
         self.assertLessEqual(max(rank["taken"]["total_bytes"] for rank in found["memory"]), most)
         self.assertEqual(found["state_hash"], plenty["state_hash"])
 
+    def test_auto_fits_wherever_a_named_order_does(self):
+        self.write_tiny()
+        once = ("--set", "train.steps=1", "--set", "checkpoint.path=", "--set", "pipeline.microbatches=6")
+        named = self.document("train", "tiny.yaml", *once, "--set", "pipeline.schedule=zbh1")
+        most = max(rank["foretold"]["total_bytes"] for rank in named["memory"])
+        found = self.document("train", "tiny.yaml", *once, "--set", "pipeline.schedule=auto", "--set",
+                              "pipeline.times=1,1.2,0.7", "--memory-limit", str(most))
+        self.assertLessEqual(max(rank["taken"]["total_bytes"] for rank in found["memory"]), most)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)
