@@ -256,6 +256,7 @@ def test_a_second_step_before_the_optimizer_is_refused() -> None:
     with pytest.raises(qt.Trap) as caught:
         schedule.step(x, target=target, losses=[], return_outputs=False)
     assert caught.value.rule == "grad.twice"
+    assert caught.value.submitted.startswith(f"{__file__}:")  # not the context manager that the step is
 
 
 def test_what_cannot_be_kept_is_refused_with_a_reason() -> None:

@@ -1,6 +1,7 @@
 """A breach as torch's user meets it: which module, which microbatch, which line submitted the work."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Optional
@@ -8,9 +9,10 @@ from typing import Optional
 from ..errors import ContractError
 from ._need import torch
 
-# Frames of ours and of torch submit nothing themselves: the line that matters is the first one outside.
+# Frames of ours and of torch submit nothing themselves, nor does what enters our context managers: the line that
+# matters is the first one outside.
 _OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-        os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+        os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, contextlib.__file__)
 
 
 def submitted_at() -> str:

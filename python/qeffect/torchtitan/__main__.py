@@ -8,5 +8,9 @@ if __name__ == "__main__":
     given = [argument.split("=")[0].replace("-", "_") for argument in sys.argv[1:]]
     if _FLAG.replace("-", "_") not in given:
         sys.argv.append(f"{_FLAG}=qeffect.torchtitan.config")  # TorchTitan looks at its arguments when it is imported
-    from qeffect.torchtitan.train import main
+    from qeffect.errors import UnsupportedError
+    try:
+        from qeffect.torchtitan.train import main
+    except UnsupportedError as missing:
+        sys.exit(f"qeffect.torchtitan: {missing}")
     main()
