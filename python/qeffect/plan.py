@@ -48,6 +48,7 @@ class Stages:
     def __init__(self, stages: int, microbatches: int) -> None:
         if stages < 1 or microbatches < 1:
             raise ArgumentError(f"{stages} stages and {microbatches} microbatches; both must be at least 1")
+        self.stages, self.microbatches = stages, microbatches
         handle, error = ffi.new("qe_timed_model **"), new_error()
         times = ffi.new("qe_timed_stage[]", stages)
         check(lib.qe_timed_model_create(times, stages, microbatches, handle, error), error)
@@ -85,8 +86,12 @@ class Plan:
         placements = {"direct": lib.QE_GRADIENT_DIRECT, "copy": lib.QE_GRADIENT_COPY}
         if placement not in placements:
             raise ArgumentError(f"placement is {placement!r}; expected direct or copy")
+        if isinstance(model, Stages) and (model.stages, model.microbatches) != (schedule.stages, schedule.microbatches):
+            raise ArgumentError(f"{model.stages} stages and {model.microbatches} microbatches for a schedule of "
+                                f"{schedule.stages} and {schedule.microbatches}")
         self.schedule, self._model = schedule, model
-        options = ffi.new("qe_plan_options *", (forward_only, cache_weights, reuse_slots, placements[placement]))
+        options = ffi.new("qe_plan_options *", (bool(forward_only), bool(cache_weights), bool(reuse_slots),
+                                                placements[placement]))
         handle, violations, error = ffi.new("qe_plan **"), ffi.new("qe_violations *"), new_error()
         counterexample = _new_counterexample()
         status = lib.qe_plan_create(schedule._c, model._table, model._c, options, handle, violations, counterexample,

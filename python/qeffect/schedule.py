@@ -1,6 +1,7 @@
 """Schedules: which rank does which action when, in PyTorch's words; proofs about them; simulation; pictures."""
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
@@ -288,7 +289,11 @@ class Simulation:
         return self._draw(lib.qe_draw_text, columns, title="", unit="", unit_us=1.0)
 
     def timeline(self, title: str = "", unit_us: float = 1000.0) -> str:
-        """Chrome's trace events as JSON; `unit_us`: microseconds of one unit of time."""
+        """Chrome's trace events as JSON; `unit_us`: microseconds of one unit of time.
+
+        Raises: ArgumentError where `unit_us` is not above 0."""
+        if not 0.0 < unit_us < math.inf:
+            raise ArgumentError(f"unit_us is {unit_us}; expected a number of microseconds above 0")
         return self._draw(lib.qe_draw_timeline, title=title, unit="", unit_us=unit_us)
 
 

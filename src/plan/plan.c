@@ -205,6 +205,16 @@ static qe_status both_ways_check(const qe_schedule *schedule, qe_error *error_ou
                         "whose gradients would have to be added; that is not built");
 }
 
+static qe_status evaluation_check(const qe_schedule *schedule, const qe_plan_options *options, qe_error *error_out) {
+    uint32_t count = options->forward_only ? schedule->rank_begin[schedule->ranks] : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (schedule->actions[i].kind != QE_ACTION_F)
+            return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use a schedule of forwards alone, or plan for training",
+                                "a plan for evaluation keeps nothing for backwards, and the schedule has them");
+    }
+    return QE_OK;
+}
+
 qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, const void *model,
                          const qe_plan_options *options, qe_plan **plan_out, qe_violations *violations_out,
                          qe_counterexample *counterexample_out, qe_error *error_out) {
@@ -213,6 +223,7 @@ qe_status qe_plan_create(const qe_schedule *schedule, const qe_model_ops *ops, c
     QE_TRY(qe_schedule_check(schedule, counterexample_out, error_out));
     QE_TRY(both_ways_check(schedule, error_out));
     QE_TRY(sizes_check(schedule, ops, model, error_out));
+    QE_TRY(evaluation_check(schedule, options, error_out));
     qe_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a plan");
     plan->ranks = schedule->ranks;

@@ -24,6 +24,9 @@ enum {
     SLOT_LINES_MOST = 64, /* more slots than this share the last line */
 };
 
+/* A shorter span is drawn as none: its scale, and the ticks of its axis, would be beyond what a double holds. */
+static const double SPAN_LEAST = 1e-280;
+
 typedef struct chart {
     const qe_drawing *drawing;
     const qe_schedule *schedule;
@@ -291,7 +294,7 @@ static void choose_scale(chart *c) {
     if (c->times->work > 0.0) width *= end / c->times->work;
     if (width < WIDTH_LEAST) width = WIDTH_LEAST;
     if (width > WIDTH_MOST) width = WIDTH_MOST;
-    c->scale = end > 0.0 ? width / end : 1.0;
+    c->scale = end > SPAN_LEAST ? width / end : 1.0;
     c->width = width + (c->training ? 2.5 * COMMIT_WIDTH : 0);
 }
 

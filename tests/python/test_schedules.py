@@ -74,6 +74,13 @@ def test_simulated_times_are_views_that_keep_their_simulation() -> None:
     assert start.min() == 0 and np.isfinite(start).all()
 
 
+@pytest.mark.parametrize("unit", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_timeline_in_impossible_units_is_an_error_and_never_an_abort_of_the_process(unit: float) -> None:
+    simulation = qeffect.simulate(Schedule.generate("1f1b", ranks=2, microbatches=2), times=(1, 1, 1))
+    with pytest.raises(qeffect.ArgumentError, match="unit_us"):
+        simulation.timeline(unit_us=unit)
+
+
 def test_a_simulation_tells_what_the_papers_tell() -> None:
     schedule = Schedule.generate("1f1b", ranks=4, microbatches=8)
     simulation = qeffect.simulate(schedule, times=(1, 1, 1))
@@ -134,6 +141,24 @@ def test_a_plan_tells_units_with_their_slots_and_its_program_is_certified() -> N
     with pytest.raises(qeffect.ArgumentError, match="more layers|model of 2 layers"):
         Plan(Schedule.generate("1f1b", ranks=4, microbatches=4),
              qeffect.Decoder(layers=2, hidden=64, heads=2, ffn=128, vocab=256, sequence=32))
+
+
+def test_a_plan_for_evaluation_of_a_schedule_that_trains_is_an_error_and_never_an_abort() -> None:
+    for training in (True, False):
+        schedule = Schedule.generate("1f1b", ranks=2, microbatches=4, forward_only=not training)
+        if training:
+            with pytest.raises(qeffect.ArgumentError, match="keeps nothing for backwards"):
+                Plan(schedule, qeffect.Stages(2, 4), forward_only=True)
+        else:
+            assert {unit.kind for unit in Plan(schedule, qeffect.Stages(2, 4), forward_only=True).units(0)} >= {"F"}
+
+
+@pytest.mark.parametrize("stages, microbatches", [(3, 4), (1, 4), (2, 5), (2, 3)])
+def test_stages_of_another_number_than_the_schedules_are_an_error_and_never_an_abort(stages: int,
+                                                                                     microbatches: int) -> None:
+    schedule = Schedule.generate("1f1b", ranks=2, microbatches=4)
+    with pytest.raises(qeffect.ArgumentError, match=f"{stages} stages and {microbatches} microbatches"):
+        Plan(schedule, qeffect.Stages(stages, microbatches))
 
 
 def test_views_share_memory_and_spans_tell_where_it_is() -> None:

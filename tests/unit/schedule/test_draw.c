@@ -236,6 +236,27 @@ static void more_slots_than_lines_share_the_last_one(void **state) {
     qe_schedule_deinit(&schedule);
 }
 
+static void a_span_too_short_for_a_scale_is_drawn_as_none(void **state) {
+    (void)state;
+    const double times[] = {5e-324, 1e-310, 1e-290, 1e-200, 1e29};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        qe_schedule schedule = schedule_of("0F0,0B0\n1F0,1B0\n");
+        qe_stage_cost cost = qe_stage_cost_of(times[i], times[i], times[i], 0.5, 1);
+        qe_simulation_request request = {.schedule = &schedule, .costs = &cost, .cost_count = 1};
+        qe_simulation simulation = {0};
+        assert_int_equal(qe_simulation_run(&request, &simulation, NULL), QE_OK);
+        qe_drawing drawing = drawing_of(&schedule, &simulation);
+        char *text = drawn(qe_draw_svg, &drawing);
+        assert_non_null(strstr(text, "</svg>"));
+        assert_null(strstr(text, "nan"));
+        assert_null(strstr(text, "inf"));
+        assert_in_range(occurrences(text, "class=\"tick\""), 1, 100);
+        free(text);
+        qe_simulation_deinit(&simulation);
+        qe_schedule_deinit(&schedule);
+    }
+}
+
 static void too_many_actions_are_refused_as_svg_and_nothing_is_written(void **state) {
     (void)state;
     qe_schedule schedule = generated("1f1b", 64, 1, 1100);
@@ -283,6 +304,7 @@ int main(void) {
         cmocka_unit_test(an_evaluation_keeps_and_folds_nothing),
         cmocka_unit_test(halves_of_a_pair_share_the_height),
         cmocka_unit_test(more_slots_than_lines_share_the_last_one),
+        cmocka_unit_test(a_span_too_short_for_a_scale_is_drawn_as_none),
         cmocka_unit_test(too_many_actions_are_refused_as_svg_and_nothing_is_written),
         cmocka_unit_test(a_full_disk_is_an_error_of_every_picture),
     };
