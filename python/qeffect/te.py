@@ -32,7 +32,7 @@ try:
     from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
     from transformer_engine.pytorch.quantization import (FP8GlobalStateManager, get_default_fp8_recipe,
                                                          get_fp8_te_dtype)
-except ImportError as error:
+except Exception as error:  # its libraries are loaded by hand, and what they lack is told in many ways
     raise UnsupportedError("qeffect.te needs Transformer Engine 2.20, which is not installed or does not load",
                            remedy=f"pip install 'transformer-engine[pytorch]==2.20.*' ({error})",
                            status="unsupported") from error
@@ -47,6 +47,15 @@ if _version is None or _version.groups() != KNOWN:
 _FORWARD, _BACKWARD = "scaling_fwd", "scaling_bwd"
 _WRAPPED = "make_graphed_callables.<locals>.wrap_autocast.<locals>.call_func"  # what its captures make of a __call__
 _RECOMPUTE = "global_fp8_buffer_pos_fwd_recompute"  # where a module finds its queue of scales for recomputation
+
+
+def _must_run(recipe: Any) -> None:
+    """Raises: UnsupportedError without a GPU; ArgumentError for what is no recipe."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError("qeffect.te runs Transformer Engine's kernels, which need an NVIDIA GPU; there is none",
+                               status="unsupported")
+    if recipe is not None and not callable(getattr(recipe, "delayed", None)):
+        raise ArgumentError(f"recipe is {recipe!r}; expected one of transformer_engine.common.recipe, or None")
 
 
 class TEStage(Stage):
@@ -303,6 +312,7 @@ class Pipeline(_Pipeline):
 
     def __init__(self, modules: Sequence["torch.nn.Module"], schedule: Any, loss: Any, *, recipe: Any,
                  folds: str = "step", cache_weights: bool = True, **options: Any) -> None:
+        _must_run(recipe)
         self.recipe, self.folds, self.cache_weights = recipe, folds, cache_weights
         self._hidden: list[Any] = []  # scales and histories as the step finds them, and what they were then
         self._before: list[Any] = []
@@ -419,6 +429,7 @@ def make_graphed_callables(
                                status="unsupported")
     if pool is not None:
         raise ArgumentError("pool is not None; graphs of QEffect have memory of their own", remedy="leave it out")
+    _must_run(recipe)
     own = recipe if recipe is not None else get_default_fp8_recipe() if enabled else None
 
     def make_stage(module: Any, name: str, index: int, slots: int, *, accumulate: bool, **options: Any) -> TEStage:

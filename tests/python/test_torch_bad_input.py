@@ -21,6 +21,9 @@ from torch_world import DEVICES, adamw, batches, blocks, copies, loss_of, same, 
 
 FAKES = [("torch", "__init__.py", "__version__ = '2.5.1'", "qeffect.torch", "needs torch 2.11 or newer; this is 2.5.1"),
          ("transformer_engine", "__init__.py", "__version__ = '1.13.0'", "qeffect.te", "Transformer Engine 2.20"),
+         ("torch", "__init__.py", "raise OSError('libcudart.so')", "qeffect.torch", "does not load"),
+         ("torch", "__init__.py", "", "qeffect.torch", "this is of no version"),
+         ("transformer_engine", "__init__.py", "raise RuntimeError('libcudnn')", "qeffect.te", "does not load"),
          ("torchtitan", "__init__.py", "", "qeffect.torchtitan.train", "TorchTitan 0.2.2"),
          ("torchtitan", "__init__.py", "", "qeffect.torchtitan.registry", "TorchTitan 0.3.0")]
 

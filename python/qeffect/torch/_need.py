@@ -9,17 +9,19 @@ OLDEST = (2, 11)
 
 try:
     import torch as torch  # for the rest of this package
-except ImportError as error:
-    raise UnsupportedError("qeffect.torch needs torch 2.11 or newer, which is not installed",
-                           remedy="pip install 'torch>=2.11'", status="unsupported") from error
+except Exception as error:  # a library that it loads may lack or be another, which is told in many ways
+    raise UnsupportedError("qeffect.torch needs torch 2.11 or newer, which is not installed or does not load",
+                           remedy=f"pip install 'torch>=2.11' ({error})", status="unsupported") from error
+
+VERSION = str(getattr(torch, "__version__", "of no version"))
 
 
 def version() -> tuple[int, int]:
     """(major, minor) of torch."""
-    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    match = re.match(r"(\d+)\.(\d+)", VERSION)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 if version() < OLDEST:
-    raise UnsupportedError(f"qeffect.torch needs torch {OLDEST[0]}.{OLDEST[1]} or newer; this is {torch.__version__}",
+    raise UnsupportedError(f"qeffect.torch needs torch {OLDEST[0]}.{OLDEST[1]} or newer; this is {VERSION}",
                            status="unsupported")

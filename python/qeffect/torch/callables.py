@@ -9,18 +9,19 @@ import sys
 import threading
 import weakref
 from functools import partial
+from numbers import Real
 from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten
 
-from ..errors import ArgumentError, ContractError
+from ..errors import ArgumentError, ContractError, Error
 from ..ledger import Ledger, Submission
 from ..program import Program
 from ..schedule import Action
 from ._need import torch
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract, _short
-from .stage import Slot, Stage, capture_stream, device_of, has_hooks, is_tensor
+from .optimizer import tell_commits
+from .stage import Slot, Stage, capture_stream, device_of, has_hooks, is_tensor, must_deposit, must_not_share
 from .streams import Streams, streams_of
 from .trap import Trap, submitted_at
 
@@ -180,6 +181,9 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise ArgumentError(f"module {ctx.runner.stage.name} is differentiated with create_graph=True; what is "
+                                "replayed has no derivative", remedy="leave the module out of capture")
         inputs, parameters = ctx.runner.backward(ctx.handle, gradients)
         return (None, None, None, None, *parameters[:ctx.leaves_at], *inputs)
 
@@ -302,6 +306,8 @@ def _actions(order: Sequence[float], layers: Sequence[int]) -> list[Action]:
     split = any(entry != int(entry) for entry in order)
     found: list[Action] = []
     for entry in order:
+        if entry > 0 and entry != int(entry) or entry * 2 != int(entry * 2):
+            raise ArgumentError(f"_order has {entry}; expected c, -c or -c-0.5 of chunk c")
         kind = FORWARD if entry > 0 else WEIGHT_GRAD if entry != int(entry) else INPUT_GRAD if split else BACKWARD
         chunk = int(abs(entry)) - 1
         if not 0 <= chunk < len(layers):
@@ -314,6 +320,10 @@ def _actions(order: Sequence[float], layers: Sequence[int]) -> list[Action]:
 
 
 def _capture_kind(stage_device: "torch.device", capture: Optional[str]) -> str:
+    if capture is not None and (capture not in ("", "graph", "host") or (
+            capture == "graph" and stage_device.type != "cuda")):
+        raise ArgumentError(f"capture is {capture!r}; expected 'graph' (on a CUDA device), 'host' or ''; the modules "
+                            f"are on {stage_device}")
     if capture is not None:
         return capture
     return "graph" if stage_device.type == "cuda" else "host"
@@ -364,6 +374,10 @@ def build(callables: Any, sample_args: Any, num_warmup_iters: int, allow_unused_
     modules = [callables] if single else list(callables)
     for module in modules:
         _must_be_capturable(module)
+    _must_fit(modules, sample_args, names)
+    labels = list(names) if names is not None else [f"{type(m).__name__}[{i}]" for i, m in enumerate(modules)]
+    if cached:
+        must_not_share(modules, labels)
     samples = [tuple(sample_args)] if single and _order is None else [tuple(a) for a in sample_args]
     keywords = _keywords(sample_kwargs, len(samples))
     if _order is None:
@@ -372,25 +386,12 @@ def build(callables: Any, sample_args: Any, num_warmup_iters: int, allow_unused_
     else:
         made = _make_planned(modules, samples, keywords, names, capture, streams, allow_unused_input, num_warmup_iters,
                              list(_order), _num_layers_per_chunk, make_stage, cached)
-    _tell_commits(made[1])
+    tell_commits(made[1])
     if not quiet:
         seconds = sum(stage.capture_seconds for stage in made[1])
         sets = sum(len(stage.slots) for stage in made[1])
         print(f"qeffect: captured {len(made[1])} modules, {sets} slots in {seconds:.2f} s", file=sys.stderr)
     return made[0][0] if single and _order is None else tuple(made[0]) if _order is None else made[0]
-
-
-def _tell_commits(stages: Sequence[Stage]) -> None:
-    """Every step of an optimizer is told to the stages whose parameters it has."""
-    known = weakref.WeakSet(stages)
-
-    def stepped(optimizer: Any, arguments: Any, words: Any) -> None:
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for stage in known:
-            stage.commits += any(id(p) in own for p in stage.parameters)
-
-    hook = register_optimizer_step_post_hook(stepped)
-    weakref.finalize(stages[0], hook.remove)
 
 
 def _keywords(sample_kwargs: Any, count: int) -> list[dict[str, Any]]:
@@ -402,6 +403,19 @@ def _keywords(sample_kwargs: Any, count: int) -> list[dict[str, Any]]:
     if len(found) != count:
         raise ArgumentError(f"{len(found)} sample_kwargs for {count} sample_args")
     return found
+
+
+def _must_fit(modules: Sequence[Any], sample_args: Any, names: Optional[Sequence[str]]) -> None:
+    if not modules:
+        raise ArgumentError("there is no module to capture")
+    if len({id(module) for module in modules}) < len(modules):
+        raise ArgumentError("a module is given twice; one forward cannot be of two captures",
+                            remedy="give it once; with _order it may have several microbatches in flight")
+    if names is not None and len(names) != len(modules):
+        raise ArgumentError(f"{len(names)} names for {len(modules)} modules")
+    if not isinstance(sample_args, (tuple, list)) or any(a is None for a in sample_args):
+        raise ArgumentError(f"sample_args is {type(sample_args).__name__}; expected a tuple of tensors for a module, a "
+                            "sequence of such tuples for several")
 
 
 def _must_be_capturable(module: Any) -> None:
@@ -420,6 +434,12 @@ def _stages(modules: Sequence[Any], names: Optional[Sequence[str]], slots: Seque
         accumulate = bool(trained) and all(getattr(p, "main_grad", None) is not None for p in trained)
         found.append(make_stage(module, name, i, slots[i], capture=_capture_kind(device_of(module), capture),
                                 accumulate=accumulate, allow_unused=allow_unused))
+        try:
+            must_deposit(found[i:] if accumulate else [])
+        except Error:
+            for stage in found:
+                stage.close()
+            raise
     return found
 
 
@@ -444,15 +464,21 @@ def _make_free(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequenc
     if len(samples) != len(modules):
         raise ArgumentError(f"{len(samples)} sample_args for {len(modules)} modules")
     stages = _stages(modules, names, [1] * len(modules), capture, allow_unused, make_stage)
+    owns = [_own_forward(stage) for stage in stages]
     rights = _Free([stage.name for stage in stages], streams or streams_of(stages[0].device))
     originals = [module.forward for module in modules]
     _capture_all(stages, samples, keywords, _kinds(False, cached), warmups)
-    for module, stage, original in zip(modules, stages, originals):
+    for module, stage, original, own in zip(modules, stages, originals, owns):
         runner = _Runner(stage, rights, original, False, cached)
         module.forward = _entry(runner, 0)
-        _dress(module, runner, module)
+        _dress(module, runner, module, own)
         stage.seal_build()  # anew: it has this forward now
     return list(modules), stages
+
+
+def _own_forward(stage: Stage) -> Any:
+    """The forward that a module had in place of its class's before it became a stage."""
+    return None if stage.wraps_forward else stage.module.__dict__.get("forward")
 
 
 def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequence[dict[str, Any]],
@@ -460,6 +486,9 @@ def _make_planned(modules: Sequence[Any], samples: Sequence[Any], keywords: Sequ
                   allow_unused: bool, warmups: int, order: list[float],
                   per_chunk: Union[int, Sequence[int], None], make_stage: Callable[..., Stage],
                   cached: bool) -> tuple[list[Any], list[Stage]]:
+    if not order or not all(isinstance(e, Real) and 1 <= abs(e) < len(modules) + 1 for e in order):
+        raise ArgumentError(f"_order is {order[:8]}; expected c, -c or -c-0.5 of chunks c from 1 to at most "
+                            f"{len(modules)}, the number of layers")
     chunks = int(max(abs(entry) for entry in order))
     layers = _layers(per_chunk, chunks, len(modules))
     actions = _actions(order, layers)
@@ -517,16 +546,23 @@ def _entry(runner: _Runner, microbatch: int) -> Any:
     return forward
 
 
-def _dress(entry: Any, runner: _Runner, module: Any) -> Any:
+def _dress(entry: Any, runner: _Runner, module: Any, own: Any = None) -> Any:
+    """`own`: a forward of the module's own that its class does not have."""
+
     def reset() -> None:
         runner.enabled = False
         runner.stage.close()
         if entry is module:
             for name in ("forward", *given):
                 module.__dict__.pop(name, None)
+            if own is not None:
+                module.forward = own
 
     given = {"backward_dw": runner.backward_dw, "abort": runner.rights.abort, "reset": reset,
              "qeffect_stage": runner.stage}
+    if entry is module:  # its own parts stay its own
+        parts = (module._modules, module._parameters, module._buffers)
+        given = {name: value for name, value in given.items() if not any(name in part for part in parts)}
     for name, value in given.items():
         setattr(entry, name, value)
     return entry

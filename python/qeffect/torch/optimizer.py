@@ -2,10 +2,17 @@
 round trip. Parameters, moments and step counts are otherwise as they were."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+import inspect
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import UnsupportedError
 from ._need import torch
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 
 class StepGuard:
@@ -17,7 +24,7 @@ class StepGuard:
     """
 
     def __init__(self, optimizer: "torch.optim.Optimizer", device: Optional["torch.device"] = None) -> None:
-        self._step = _vetoed_step(optimizer)
+        vetoed_step(optimizer)
         self.optimizer: Any = optimizer
         self.device = device or next(p.device for group in optimizer.param_groups for p in group["params"])
         self.vetoed = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -31,11 +38,12 @@ class StepGuard:
     def step(self, gradients: Sequence["torch.Tensor"]) -> "torch.Tensor":
         """Steps the optimizer on its parameters' `.grad` unless one of `gradients` is not finite. Returns a copy of the
         veto, float32 []: 1 where nothing changed. No synchronisation with the host."""
+        step = vetoed_step(self.optimizer)  # asked anew: load_state_dict and add_param_group change what it is
         found = self.vetoed.reshape(1).clone()
         dense = [gradient for gradient in gradients if gradient is not None]
         if dense:
             torch._amp_foreach_non_finite_check_and_unscale_(dense, found, self._one)
-        self._step(self.optimizer, found)
+        step(self.optimizer, found)
         self.commits.add_((1 - found).to(torch.int64))
         self.vetoed.zero_()
         return found.reshape(())
@@ -73,10 +81,27 @@ def _step_of_te(optimizer: Any, found: "torch.Tensor") -> None:
     optimizer._dummy_overflow_buf.zero_()
 
 
-def _vetoed_step(optimizer: Any) -> Callable[[Any, "torch.Tensor"], None]:
+def tell_commits(stages: Sequence["Stage"]) -> None:
+    """Every step of an optimizer is told to the stages whose parameters it has: fused ones leave no other trace."""
+    known = weakref.WeakSet(stages)
+
+    def stepped(optimizer: Any, arguments: Any, words: Any) -> None:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for stage in known:
+            stage.commits += any(id(p) in own for p in stage.parameters)
+
+    hook = register_optimizer_step_post_hook(stepped)
+    weakref.finalize(stages[0], hook.remove)
+
+
+def vetoed_step(optimizer: Any) -> Callable[[Any, "torch.Tensor"], None]:
     """How the optimizer steps unless a word on the device is 1. Raises: UnsupportedError."""
     name = type(optimizer).__name__
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        known = (torch.optim.Adam.step, torch.optim.AdamW.step)
+        if inspect.unwrap(type(optimizer).step) not in map(inspect.unwrap, known):
+            raise UnsupportedError(f"{name} steps in its own way, which nobody can veto on the device",
+                                   remedy="use torch.optim.AdamW(..., fused=True)", status="unsupported")
         if all(group.get("fused") for group in optimizer.param_groups):
             return _step_of_torch
         raise UnsupportedError(f"{name} without fused=True has no found_inf: a vetoed step would change weights",

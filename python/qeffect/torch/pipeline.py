@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, Optional, Sequence, Union
 
-from ..errors import ArgumentError, ContractError
+from ..errors import ArgumentError, ContractError, Error
 from ..schedule import Action, Schedule
 from ._need import torch
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract
-from .optimizer import StepGuard
-from .stage import Slot, Stage, capture_stream, device_of
+from .optimizer import StepGuard, tell_commits
+from .stage import Slot, Stage, capture_stream, device_of, must_deposit, must_not_share
 from .streams import Streams, streams_of
 from .trap import Trap, breach, submitted_at
 
@@ -44,12 +44,15 @@ class Pipeline:
                  allow_unused: bool = False, streams: Optional[Streams] = None, quiet: bool = False) -> None:
         if len(modules) != schedule.stages:
             raise ArgumentError(f"{len(modules)} modules for a schedule of {schedule.stages} stages")
+        if names is not None and len(names) != len(modules):
+            raise ArgumentError(f"{len(names)} names for {len(modules)} modules")
         self.schedule = schedule if schedule.ranks == 1 else schedule.flattened()
         self.actions = self.schedule.row(0)
         self.microbatches = schedule.microbatches
         self.loss, self._example, self._allow_unused = loss, example, allow_unused
         self.device = _one_device(modules, names)
         labels = [names[i] if names is not None else f"stages.{i}" for i in range(len(modules))]
+        must_not_share(modules, labels)
         parameters = [[f"{labels[i]}.{n}" for n, p in m.named_parameters() if p.requires_grad]
                       for i, m in enumerate(modules)]
         self.contract = Contract(labels, parameters, self.actions, streams or streams_of(self.device))
@@ -58,7 +61,8 @@ class Pipeline:
                                         allow_unused=allow_unused) for i, m in enumerate(modules)]
         self.last: Optional[Stage] = None if loss is None else _with_loss(self.stages[-1], loss)
         self._kinds = kinds
-        self._gradients: list["torch.Tensor"] = [g for stage in self.stages for g in stage.main_grads()]
+        self._require_deposits()
+        tell_commits(self.stages)
         self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
         self._finishing = False
         self._hook = None if optimizer is None else optimizer.register_step_pre_hook(self._before_optimizer)
@@ -67,9 +71,24 @@ class Pipeline:
         self._handlers = {FORWARD: self._forward, INPUT_GRAD: self._input_grad, WEIGHT_GRAD: self._weight_grad,
                           BACKWARD: self._backward}
         self._prepare(quiet)
+        if self.last is not None and self.last.slots[0].fixed and self.last.slots[0].fixed[0] is not None:
+            self._seed = self._seed.to(self.last.slots[0].fixed[0].dtype)  # of a loss in bf16, say
 
     def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
         return Stage(module, name, index, self.contract.slot_counts[index], **options)
+
+    def _require_deposits(self) -> None:
+        try:
+            must_deposit(self.stages)
+        except Error:
+            for stage in self.stages:
+                stage.close()
+            raise
+
+    @property
+    def _gradients(self) -> list["torch.Tensor"]:
+        """`main_grad` of every parameter, as it is now: an eager stage takes one that was exchanged."""
+        return [g for stage in self.stages for g in stage.main_grads()]
 
     # ---- capture ----
 
@@ -80,7 +99,7 @@ class Pipeline:
             leaf = x.detach().requires_grad_(stage.index > 0 and x.is_floating_point())
             arguments = [leaf, target] if stage is self.last else [leaf]
             stage.prepare(arguments, self._uses(stage), side)
-            (x,) = stage.sample(arguments, side)
+            x = the_output(stage, stage.sample(arguments, side), stage is self.last)
         if not quiet and any(self._kinds):
             print(f"qeffect: captured {sum(map(bool, self._kinds))} of {len(self.stages)} stages, "
                   f"{sum(len(s.slots) for s in self.stages if s.capture)} slots for {self.microbatches} microbatches "
@@ -144,9 +163,13 @@ class Pipeline:
     def begin(self) -> None:
         """A step by hand: begin, `run` each action, `finish` or `abort`."""
         self.contract.begin()
-        for stage in self.stages:
-            self._check_build(stage)
-            stage.begin_step()
+        try:
+            for stage in self.stages:
+                self._check_build(stage)
+                stage.begin_step()
+        except Error:
+            self.abort()
+            raise
         self._boundary: dict[tuple[int, int], Any] = {}
         if self._allow_unused:
             torch._foreach_zero_(self._gradients)
@@ -159,12 +182,14 @@ class Pipeline:
         try:
             self.contract.refuse_launch(stage.index, 0, change[0], 1, 0)
         except ContractError as error:
-            self.abort()
             raise Trap(_with(error, f" What changed: {change[1]}."), stage.name, None, submitted_at()) from None
 
     def run(self, action: Action, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
         """Submits one action; only the first stage takes `x`, only the last one `target`. Any thread may call it, for
         different stages at once. Raises: Trap; nothing of the action was done."""
+        if not 0 <= action.stage < len(self.stages):
+            raise breach("schedule.missing", f"{action} is no action of the step's order", "pipeline",
+                         action.microbatch, submitted or submitted_at())
         stage = self.stages[action.stage]
         try:
             self._check_seal(stage, action)
@@ -202,10 +227,11 @@ class Pipeline:
         stage.check_arguments(arguments)
         outputs = stage.forward(slot, arguments, microbatch, slot.generation + 1,
                                 life=self.contract.life(*_key(action)), hand_out=False, submitted=slot.submitted)
+        output = the_output(stage, outputs, last)
         if last:
-            self._losses[microbatch].copy_(outputs[0])
+            self._losses[microbatch].copy_(output)
         else:
-            self._boundary[stage.index, microbatch] = outputs[0].detach()
+            self._boundary[stage.index, microbatch] = output.detach()
 
     def _own(self, taker: Stage, giver: Stage, tensor: "torch.Tensor") -> "torch.Tensor":
         """What a stage that is not captured keeps must not be memory of another's slot, which may be used again before
@@ -298,6 +324,15 @@ def _one_device(modules: Sequence["torch.nn.Module"], names: Optional[Sequence[s
                 raise ArgumentError(f"{names[i] if names is not None else f'stages.{i}'}.{path} is on {tensor.device}; "
                                     f"the pipeline is on {device}", remedy="move every module to one device")
     return device
+
+
+def the_output(stage: Stage, outputs: Sequence["torch.Tensor"], is_loss: bool) -> "torch.Tensor":
+    """Raises: ArgumentError where a stage returns other than one tensor, or the loss is no scalar."""
+    if len(outputs) != 1:
+        raise ArgumentError(f"module {stage.name} returns {len(outputs)} tensors; a stage returns one")
+    if is_loss and outputs[0].dim() > 0:
+        raise ArgumentError(f"the loss behind {stage.name} is of shape {tuple(outputs[0].shape)}; expected a scalar")
+    return outputs[0]
 
 
 def _with_loss(stage: Stage, loss: Loss) -> Stage:

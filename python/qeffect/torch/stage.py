@@ -92,8 +92,11 @@ class Stage:
         self.step_weights: tuple[int, ...] = ()  # versions of the parameters that the whole step reads, where told
         self._likenesses: list[Any] = []
         self._sealed_training = module.training
+        self._autocast: Any = None  # what it was captured under
         self._scratch: dict[int, "torch.Tensor"] = {}
-        self._undo: Callable[[], None] = split_linears(module, self._queue_now)
+        before = module.__dict__.get("forward")
+        self._undo: Callable[[], None] = split_linears(module, self._queue_now, self._trains)
+        self._wrapped = module.__dict__.get("forward") is not before
         self.tell: Any = None  # told what replays touch, while somebody watches (watch.py)
         self.spec: Any = None  # how arguments were given, where they are more than a row of them
         self._shape: Any = None
@@ -107,9 +110,17 @@ class Stage:
     def _queue_now(self) -> Optional[Queue]:
         return None if self._active is None else self._active.queue
 
+    def _trains(self, parameter: Any) -> bool:
+        return bool(parameter.requires_grad) and id(parameter) in self._index_of
+
     def close(self) -> None:
         """Gives the module back as it was. Captured memory lives as long as the stage."""
         self._undo()
+
+    @property
+    def wraps_forward(self) -> bool:
+        """The module's forward is this stage's doing, which `close` undoes."""
+        return self._wrapped
 
     @property
     def device(self) -> "torch.device":
@@ -141,10 +152,13 @@ class Stage:
     def _forward(self, slot: Slot) -> Tensors:
         slot.queue, slot.stash = Queue(), {}
         self._active = slot
+        casts = torch.is_autocast_cache_enabled()  # its copies of weights outlive a step, and a graph would keep them
+        torch.set_autocast_cache_enabled(False)
         try:
             with torch.enable_grad():
                 made = self._call(slot.leaves)
         finally:
+            torch.set_autocast_cache_enabled(casts)
             self._active = None
         outputs, self._shape = tree_flatten(made)
         for output in outputs:
@@ -158,12 +172,12 @@ class Stage:
         pairs = [(o, g) for o, g in zip(slot.live, slot.gradients) if o.requires_grad and g is not None]
         wanted = [leaf for leaf in slot.leaves if is_tensor(leaf) and leaf.requires_grad]
         targets = wanted + self.parameters
-        self._active = slot  # a checkpointed forward that autograd runs again
+        self._active, slot.queue.open = slot, True  # a checkpointed forward that autograd runs again
         try:
             found: Sequence[Any] = torch.autograd.grad(
                 [o for o, _ in pairs], targets, [g for _, g in pairs], allow_unused=True) if targets and pairs else []
         finally:
-            self._active = None
+            self._active, slot.queue.open = None, False
         gradients = iter(found[:len(wanted)])
         slot.stash = {i: g for i, g in enumerate(found[len(wanted):]) if g is not None}
         slot.live = []
@@ -368,7 +382,7 @@ class Stage:
         self.seals = self._sealed()
         self.seal_build()
         self._likenesses = list(map(_likeness, self.slots[0].inputs))
-        self._sealed_training = self.module.training
+        self._sealed_training, self._autocast = self.module.training, _autocast_now(self.device.type)
         self.capture_seconds = time.perf_counter() - began
 
     def keep_hidden(self) -> Callable[[], None]:
@@ -441,6 +455,8 @@ class Stage:
         """What became of the module since it was captured (`Build.changed`); None: it is as it was. Where it runs
         eagerly, only a parameter that is not the stage's matters: nobody would give it its gradient."""
         if self.capture and self.build is not None:
+            if _autocast_now(self.device.type) != self._autocast:
+                return "mode", f"autocast is {_autocast_now(self.device.type)} and was {self._autocast}"
             return self.build.changed()
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._index_of:
@@ -450,6 +466,8 @@ class Stage:
     def begin_step(self) -> None:
         """All forwards and backwards from here on are of one version of the weights."""
         self.step_weights = self._versions()
+        if self.accumulate and (not self.capture or any(map(_hooked, self.parameters))):  # captured: sealed
+            must_deposit([self])
 
     def _versions(self) -> tuple[int, ...]:
         return (self.commits, *map(_version, self.parameters))
@@ -476,8 +494,54 @@ def has_hooks(module: "torch.nn.Module") -> bool:
     return any(getattr(module, hook) for hook in hooks)
 
 
+def _autocast_now(device: str) -> Any:
+    """The dtype that autocast computes in; "off"."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else "off"
+
+
+def _hooked(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def must_deposit(stages: Sequence[Stage]) -> None:
+    """Raises: UnsupportedError for hooks that a deposit in main_grad would not call; ArgumentError for a main_grad that
+    is not of its parameter's shape."""
+    for stage in stages:
+        for name, parameter, into in zip(stage.names, stage.parameters, stage.main_grads()):
+            if _hooked(parameter):
+                raise UnsupportedError(
+                    f"{name} has a hook on its gradient, which deposits in main_grad would not call (grad.missing)",
+                    remedy="remove it; change .grad after the step's last action instead", status="unsupported")
+            if into.shape != parameter.shape or not into.is_floating_point() or into.device != parameter.device:
+                raise ArgumentError(
+                    f"main_grad of {name} is {tuple(into.shape)} {into.dtype} on {into.device}; its parameter is "
+                    f"{tuple(parameter.shape)} on {parameter.device} (graph.address)")
+
+
+def must_not_share(modules: Sequence["torch.nn.Module"], names: Sequence[str]) -> None:
+    """Raises: UnsupportedError for a trained parameter of two stages."""
+    owners: dict[int, str] = {}
+    for prefix, module in zip(names, modules):
+        own = {id(p): f"{prefix}.{n}" for n, p in module.named_parameters() if p.requires_grad}
+        shared = next((key for key in own if key in owners), None)
+        if shared is not None:
+            raise UnsupportedError(
+                f"{own[shared]} is {owners[shared]}, too: each stage's first contribution of a step would set the "
+                "gradient that they share, which grad.set forbids",
+                remedy="put what shares it into one stage, or give each stage its own and add up their gradients",
+                status="unsupported")
+        owners.update(own)
+
+
 def _must_be_whole(module: "torch.nn.Module", name: str) -> None:
-    """Raises: UnsupportedError for parameters that somebody else gathers into other memory for each forward."""
+    """Raises: UnsupportedError for parameters that somebody else gathers into other memory for each forward, and for
+    gradients that somebody else takes away."""
+    for path, part in module.named_modules():
+        if type(part).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            raise UnsupportedError(
+                f"{name}{'.' + path if path else ''} is {type(part).__name__}, which takes gradients from autograd: a "
+                "graph or a deposit in main_grad gives it none (grad.missing)",
+                remedy="give the module inside, and reduce .grad after the step", status="unsupported")
     for path, parameter in module.named_parameters():
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
             raise UnsupportedError(

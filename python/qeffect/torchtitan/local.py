@@ -8,6 +8,7 @@ from ..errors import ArgumentError
 from ..schedule import Action, Schedule
 from ..torch import Pipeline
 from ..torch._need import torch
+from ..torch.pipeline import the_output
 from ..torch.stage import Slot, Stage, capture_stream
 
 
@@ -52,9 +53,10 @@ class LocalPart(Pipeline):
         stage.check_arguments(arguments)
         outputs = stage.forward(slot, arguments, action.microbatch, slot.generation + 1,
                                 life=self.contract.life(action.stage, action.microbatch), hand_out=False)
+        output = the_output(stage, outputs, last)
         if last:
-            self._losses[action.microbatch].copy_(outputs[0])
-        self._results[action.stage, "F"] = outputs[0].detach()
+            self._losses[action.microbatch].copy_(output)
+        self._results[action.stage, "F"] = output.detach()
 
     def _input_grad(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
         self._hand_down(stage, action.microbatch, stage.input_grad(slot, self._outer(stage, x)))

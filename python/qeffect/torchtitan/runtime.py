@@ -19,7 +19,7 @@ from typing import Any, Iterator, Optional, Sequence
 from ..errors import ArgumentError, UnsupportedError
 from ..schedule import Schedule
 from ..torch._need import torch
-from ..torch.optimizer import StepGuard
+from ..torch.optimizer import StepGuard, vetoed_step
 from ..torch.trap import breach, submitted_at
 from .local import LocalPart, make_part, require_plain
 from .orders import local_part, order_of, to_torch
@@ -214,6 +214,8 @@ class ContractSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
                 _find_not_finite(tensors, self._found)
             if self.pp_group_size > 1:
                 torch.distributed.all_reduce(self._found, torch.distributed.ReduceOp.MAX, group=self._stages[0].group)
+        for inner in self._optimizers:
+            vetoed_step(inner)  # asked anew: load_state_dict and add_param_group change what it is
         for inner in self._optimizers:
             inner.grad_scale, inner.found_inf = None, self._found.reshape(())
 
