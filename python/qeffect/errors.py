@@ -89,6 +89,20 @@ def text_of(characters: Any) -> str:
     return str(ffi.string(characters).decode("utf-8", "backslashreplace"))
 
 
+def c_text(text: str) -> bytes:
+    """A name as C takes it. Raises: ArgumentError where it is no text, holds NUL, which would end it, or what UTF-8
+    does not know."""
+    if not isinstance(text, str):
+        raise ArgumentError(f"{text!r} is no text")
+    try:
+        characters = text.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"{text!r} cannot be written as UTF-8: {error.reason}") from error
+    if b"\0" in characters:
+        raise ArgumentError(f"{text!r} holds a character NUL")
+    return characters
+
+
 def new_error() -> Any:
     return ffi.new("qe_error *")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence
 
 from ._api import ffi, lib
-from .errors import ContractError, LimitError, check, new_error, text_of
+from .errors import ContractError, LimitError, c_text, check, new_error, text_of
 from .program import NONE
 
 STREAMS_MAX: int = lib.QE_PROGRAM_STREAMS_MAX - 1  # one is the host's
@@ -34,13 +34,13 @@ class Order:
 
         Raises: ContractError (sync.side, sync.host, ...).
         """
-        names = [ffi.new("char[]", name.encode()[:95]) for *_, name in ranges]
+        names = [ffi.new("char[]", c_text(name)[:95]) for *_, name in ranges]
         array = ffi.new("qe_range[]", max(1, len(ranges)))
         for into, (address, size, writes, _), name in zip(array, ranges, names):
             into.at, into.bytes, into.object = ffi.cast("void *", address), size, name
             into.read, into.write = not writes, writes
         at = NONE if stream is None else self._streams[stream]
-        label = ffi.new("char[]", what.encode())
+        label = ffi.new("char[]", c_text(what))
         status = lib.qe_order_access(self._c, at, label, array, len(ranges), self._breach)
         if status == lib.QE_CONTRACT:
             rule = text_of(lib.qe_rule_id(self._breach.rule))

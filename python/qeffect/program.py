@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence
 
 from . import _files
 from ._api import ffi, lib
-from .errors import ArgumentError, check, new_error
+from .errors import ArgumentError, c_text, check, new_error
 from .verdict import Verdict, verdict_of
 
 NONE: int = lib.QE_NONE
@@ -268,7 +268,7 @@ class Program:
         if role not in _ROLES:
             raise ArgumentError(f"stream role {role!r} does not exist; expected one of {', '.join(_ROLES)}")
         index, error = ffi.new("uint32_t *"), new_error()
-        check(lib.qe_program_add_stream(self._c, name.encode(), _ROLES[role], index, error), error)
+        check(lib.qe_program_add_stream(self._c, c_text(name), _ROLES[role], index, error), error)
         return Stream(int(index[0]), name, role)
 
     def event(self) -> Event:
@@ -277,11 +277,11 @@ class Program:
     def label(self, text: str) -> int:
         """The index of an op's name; added where it is new."""
         index, error = ffi.new("uint32_t *"), new_error()
-        check(lib.qe_program_add_label(self._c, text.encode(), index, error), error)
+        check(lib.qe_program_add_label(self._c, c_text(text), index, error), error)
         return int(index[0])
 
     def _object(self, name: str, kind: int, **fields: int) -> int:
-        encoded = name.encode()
+        encoded = c_text(name)
         if len(encoded) >= lib.QE_NAME_BYTES:
             raise ArgumentError(f"the name {name!r} has {len(encoded)} bytes; at most {lib.QE_NAME_BYTES - 1}")
         declared = ffi.new("qe_object *", {"kind": kind, "weight": NONE, "scale": NONE})

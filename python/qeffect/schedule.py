@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import _files
 from ._api import ffi, lib
-from .errors import ArgumentError, ContractError, check, new_error, text_of
+from .errors import ArgumentError, ContractError, c_text, check, new_error, text_of
 
 _KINDS = {lib.QE_ACTION_F: "F", lib.QE_ACTION_I: "I", lib.QE_ACTION_W: "W", lib.QE_ACTION_B: "B"}
 _TEXT_BYTES = 4096
@@ -94,7 +94,7 @@ class Schedule:
 
         Raises: ArgumentError says which condition fails and the nearest value that fits.
         """
-        encoded = ffi.new("char[]", name.encode())
+        encoded = ffi.new("char[]", c_text(name))
         usual = lib.qe_schedule_usual_chunks(encoded) if chunks is None else chunks
         request = ffi.new("qe_schedule_request *", (encoded, ranks, usual, microbatches, forward_only))
         schedule, error = cls._new(), new_error()
@@ -275,7 +275,7 @@ class Simulation:
         return self._view(self._c.end)
 
     def _draw(self, write: Any, *arguments: Any, title: str, unit: str, unit_us: float) -> str:
-        keep = ffi.new("char[]", title.encode()), ffi.new("char[]", unit.encode())
+        keep = ffi.new("char[]", c_text(title)), ffi.new("char[]", c_text(unit))
         drawing = ffi.new("qe_drawing *", (self.schedule._c, self._c, keep[0], keep[1], unit_us))
         error = new_error()
         return _files.written(lambda file: check(write(drawing, *arguments, file, error), error))

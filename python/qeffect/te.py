@@ -389,14 +389,19 @@ class Pipeline(_Pipeline):
         return found
 
     def load_fp8_state(self, tensors: Mapping[str, "torch.Tensor"]) -> None:
-        """Takes what fp8_state gave, in place. Between steps. Raises: ArgumentError for missing names and other shapes;
-        then nothing has changed."""
+        """Takes what fp8_state gave, in place. Raises: ArgumentError while a step is open, for missing names, other
+        shapes, and scales that are not above zero and finite; then nothing has changed."""
+        if self.contract.is_open:
+            raise ArgumentError("a step is open; FP8 state is taken between steps")
         own = {f"{n}.{part}": getattr(s, part) for n, s in self._states().items() for part in ("scale", "amax_history")}
         if set(own) != set(tensors):
             raise ArgumentError(f"FP8 state differs in {sorted(set(own) ^ set(tensors))[:4]}")
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 raise ArgumentError(f"{name} is {tuple(tensors[name].shape)}; expected {tuple(tensor.shape)}")
+            given = tensors[name]
+            if name.endswith(".scale") and not bool((torch.isfinite(given) & (given > 0)).all()):
+                raise ArgumentError(f"{name} holds what is no scale: {given.flatten()[:4].tolist()}")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])

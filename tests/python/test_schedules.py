@@ -30,6 +30,12 @@ def test_an_action_is_read_and_written_in_pytorchs_words() -> None:
     assert any(action.paired for row in rows for action in row)
 
 
+@pytest.mark.parametrize("name", ["1f1b\0", "\ud800", None, b"1f1b", 7])
+def test_a_name_that_c_cannot_take_whole_is_refused(name: object) -> None:
+    with pytest.raises(qeffect.ArgumentError, match="NUL|UTF-8|no text"):
+        Schedule.generate(name, ranks=2, microbatches=4)  # type: ignore[arg-type]
+
+
 def test_a_schedule_that_stops_is_refused_with_a_shortest_cycle() -> None:
     schedule = Schedule.of([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
     with pytest.raises(qeffect.ContractError) as caught:

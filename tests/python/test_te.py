@@ -127,6 +127,18 @@ def test_fp8_state_is_plain_tensors_that_another_pipeline_goes_on_with(tmp_path:
     assert same(state(pipeline, made, optimizer), state(resumed, other, other_optimizer))
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_fp8_state_with_a_scale_that_is_none_is_refused(value: float) -> None:
+    pipeline, _ = pipeline_of(modules(), "1f1b", "delayed", True)
+    pipeline.step(*data(1, zero=False)[0])
+    before = {name: tensor.clone() for name, tensor in pipeline.fp8_state().items()}
+    spoilt = {name: tensor.clone() for name, tensor in before.items()}
+    next(tensor for name, tensor in spoilt.items() if name.endswith(".scale")).flatten()[0] = value
+    with pytest.raises(qeffect.ArgumentError, match="no scale"):
+        pipeline.load_fp8_state(spoilt)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pipeline.fp8_state().items())
+
+
 def test_the_global_flag_of_other_graphs_is_refused() -> None:
     """H9, Transformer Engine #3298: a flag of graphs made elsewhere decides whether weights are quantized."""
     made = modules()

@@ -235,6 +235,24 @@ def test_a_main_grad_unlike_its_parameter_is_refused(wrong: Any, capture: Any) -
         piped(modules, capture)
 
 
+@pytest.mark.parametrize("cut", [slice(0, 2 * HIDDEN), slice(HIDDEN, 3 * HIDDEN)])
+def test_main_grads_in_the_same_memory_are_refused(cut: slice) -> None:
+    modules = blocks()
+    flat = torch.zeros(3 * HIDDEN, HIDDEN)
+    modules[0].up.weight.main_grad = flat[:2 * HIDDEN]
+    modules[1].up.weight.main_grad = flat[cut]
+    with pytest.raises(qeffect.ArgumentError, match="same memory"):
+        piped(modules, "host")
+
+
+def test_main_grads_side_by_side_in_one_buffer_are_taken() -> None:
+    modules, data = blocks(), batches(1)[0]
+    flat = torch.zeros(4 * HIDDEN, HIDDEN)
+    modules[0].up.weight.main_grad, modules[1].up.weight.main_grad = flat[:2 * HIDDEN], flat[2 * HIDDEN:]
+    piped(modules, "host").step(*data)
+    assert bool(flat[:2 * HIDDEN].any()) and bool(flat[2 * HIDDEN:].any())
+
+
 @pytest.mark.parametrize("capture", ["host", False])
 def test_a_fused_optimizer_that_is_not_the_pipelines_is_seen_between_forward_and_backward(capture: Any) -> None:
     """A fused step raises no version of its parameters."""

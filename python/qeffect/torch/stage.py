@@ -503,9 +503,20 @@ def _hooked(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+def _must_lie_apart(placed: Sequence[tuple[str, Any]]) -> None:
+    """Of (name, main_grad). Raises: ArgumentError where two share memory."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name)
+                   for name, t in placed if t.is_contiguous() and t.numel() > 0 and t.device.type != "meta")
+    for (_, end, name), (begin, _, other) in zip(spans, spans[1:]):
+        if begin < end:
+            raise ArgumentError(f"main_grad of {name} and of {other} lie in the same memory (grad.twice)",
+                                remedy="give each parameter its own")
+
+
 def must_deposit(stages: Sequence[Stage]) -> None:
     """Raises: UnsupportedError for hooks that a deposit in main_grad would not call; ArgumentError for a main_grad that
-    is not of its parameter's shape."""
+    is not of its parameter's shape, or shares memory with another's."""
+    _must_lie_apart([placed for stage in stages for placed in zip(stage.names, stage.main_grads())])
     for stage in stages:
         for name, parameter, into in zip(stage.names, stage.parameters, stage.main_grads()):
             if _hooked(parameter):
