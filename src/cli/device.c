@@ -14,15 +14,15 @@
 #include "qeffect/te.h"
 #endif
 
-/* Bits by kind, and what a build is asked with. */
 #ifdef QE_TE
-enum { QE_DEVICES_BUILT = 15 };
+enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_GPU };
 #elif defined QE_CUDA
-enum { QE_DEVICES_BUILT = 7 };
+enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_CAN_CUDA };
 #else
-enum { QE_DEVICES_BUILT = 3 };
+enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK };
 #endif
 
+/* By kind; and what a build is asked with. */
 static const char *const names[] = {"host", "check", "cuda", "te"};
 static const char *const asked_with[] = {"", "", "-DQE_CUDA=ON", "-DQE_TE=FOLDER, where Transformer Engine lies"};
 

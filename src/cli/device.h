@@ -13,7 +13,13 @@ typedef enum qe_device_kind {
     QE_DEVICE_TE /* cuda, with kernels of Transformer Engine */
 } qe_device_kind;
 
-enum { QE_DEVICE_CAN_HOST = 1, QE_DEVICE_CAN_CHECK = 2, QE_DEVICE_CAN_GPU = 12 }; /* a bit per kind */
+enum { /* a bit per kind */
+    QE_DEVICE_CAN_HOST = 1 << QE_DEVICE_HOST,
+    QE_DEVICE_CAN_CHECK = 1 << QE_DEVICE_CHECK,
+    QE_DEVICE_CAN_CUDA = 1 << QE_DEVICE_CUDA,
+    QE_DEVICE_CAN_TE = 1 << QE_DEVICE_TE,
+    QE_DEVICE_CAN_GPU = QE_DEVICE_CAN_CUDA | QE_DEVICE_CAN_TE
+};
 
 int qe_device_is_gpu(qe_device_kind kind);
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
 from torch.utils._pytree import tree_flatten
 
-from ..errors import ArgumentError, ContractError, Error
+from ..errors import ArgumentError, ContractError
 from ..ledger import Ledger, Submission
 from ..program import Program
 from ..schedule import Action
@@ -434,12 +434,7 @@ def _stages(modules: Sequence[Any], names: Optional[Sequence[str]], slots: Seque
         accumulate = bool(trained) and all(getattr(p, "main_grad", None) is not None for p in trained)
         found.append(make_stage(module, name, i, slots[i], capture=_capture_kind(device_of(module), capture),
                                 accumulate=accumulate, allow_unused=allow_unused))
-        try:
-            must_deposit(found[i:] if accumulate else [])
-        except Error:
-            for stage in found:
-                stage.close()
-            raise
+        must_deposit(found[i:] if accumulate else [], opened=found)
     return found
 
 

@@ -61,7 +61,7 @@ class Pipeline:
                                         allow_unused=allow_unused) for i, m in enumerate(modules)]
         self.last: Optional[Stage] = None if loss is None else _with_loss(self.stages[-1], loss)
         self._kinds = kinds
-        self._require_deposits()
+        must_deposit(self.stages, opened=self.stages)
         tell_commits(self.stages)
         self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
         self._finishing = False
@@ -76,14 +76,6 @@ class Pipeline:
 
     def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
         return Stage(module, name, index, self.contract.slot_counts[index], **options)
-
-    def _require_deposits(self) -> None:
-        try:
-            must_deposit(self.stages)
-        except Error:
-            for stage in self.stages:
-                stage.close()
-            raise
 
     @property
     def _gradients(self) -> list["torch.Tensor"]:

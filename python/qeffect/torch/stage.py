@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, Error, UnsupportedError
 from ._need import torch
 from .build import Build
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
@@ -513,9 +513,7 @@ def _must_lie_apart(placed: Sequence[tuple[str, Any]]) -> None:
                                 remedy="give each parameter its own")
 
 
-def must_deposit(stages: Sequence[Stage]) -> None:
-    """Raises: UnsupportedError for hooks that a deposit in main_grad would not call; ArgumentError for a main_grad that
-    is not of its parameter's shape, or shares memory with another's."""
+def _require_deposits(stages: Sequence[Stage]) -> None:
     _must_lie_apart([placed for stage in stages for placed in zip(stage.names, stage.main_grads())])
     for stage in stages:
         for name, parameter, into in zip(stage.names, stage.parameters, stage.main_grads()):
@@ -527,6 +525,17 @@ def must_deposit(stages: Sequence[Stage]) -> None:
                 raise ArgumentError(
                     f"main_grad of {name} is {tuple(into.shape)} {into.dtype} on {into.device}; its parameter is "
                     f"{tuple(parameter.shape)} on {parameter.device} (graph.address)")
+
+
+def must_deposit(stages: Sequence[Stage], opened: Sequence[Stage] = ()) -> None:
+    """Raises: UnsupportedError for hooks that a deposit in main_grad would not call; ArgumentError for a main_grad that
+    is not of its parameter's shape, or shares memory with another's. Then what is `opened` is closed."""
+    try:
+        _require_deposits(stages)
+    except Error:
+        for stage in opened:
+            stage.close()
+        raise
 
 
 def must_not_share(modules: Sequence["torch.nn.Module"], names: Sequence[str]) -> None:
