@@ -48,12 +48,12 @@ void check_quantize(checks &all, uint32_t rows, uint32_t columns, kind k) {
 void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k) {
     const size_t count = static_cast<size_t>(rows) * columns;
     const std::vector<float> values = fp32_values(count, rows * 5 + columns, k);
-    buffer input(count * 4), witness(8), epoch(8), key(16);
+    buffer input(count * 4), witness(8), epoch(8), key(QE_KEY_WORDS * 8);
     input.put(values), witness.put(std::vector<uint64_t>{41}), epoch.put(std::vector<uint64_t>{43});
     for (const target_case &c : target_cases(all, true)) {
         const bool has_epoch = c.recipe == QE_RECIPE_DELAYED;
         target_memory memory(c, rows, columns);
-        std::string wrong = run_twice(memory, nullptr,
+        std::string wrong = run_twice(memory, [&] { key.put(std::vector<uint64_t>{40, 42, QE_KEY_SEALED | 1, 0}); },
                                       [&](const qe_quantize_target &target) {
                                           qe_args_quantize_weight args = {};
                                           args.w = input.as<float>(), args.rows = rows, args.columns = columns,
@@ -66,9 +66,126 @@ void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k)
                                       {&key});
         if (wrong.empty()) wrong = memory.wrong(values, EXACT);
         const std::vector<uint64_t> found = key.get<uint64_t>();
-        if (wrong.empty() && (found[0] != 41 || found[1] != (has_epoch ? 43u : 0u))) wrong = "the key is wrong";
+        const bool is_named = found[QE_KEY_VERSION] == 41 && found[QE_KEY_EPOCH] == (has_epoch ? 43u : 0u);
+        if (wrong.empty() && (!is_named || found[QE_KEY_SEAL] != 0)) wrong = "the key is wrong";
         all.report(name_of("quantize_weight", c, rows, columns), wrong);
     }
+}
+
+/* --- a weight's step, and the fill behind it --------------------------------------------------------------------- */
+
+void check_sealed(checks &all, uint32_t rows, uint32_t columns) {
+    const float remembered = 0.125f;
+    const target_case c = {QE_RECIPE_DELAYED, QE_FORMAT_E4M3, true, true, true, true, 3.7f, 0.0f};
+    const std::vector<uint64_t> sealed = {41, 43, QE_KEY_SEALED | bits_of_float(remembered), 0};
+    buffer input(static_cast<size_t>(rows) * columns * 4), witness(8), epoch(8), key(QE_KEY_WORDS * 8);
+    target_memory memory(c, rows, columns);
+    input.poison(0), witness.put(std::vector<uint64_t>{41}), epoch.put(std::vector<uint64_t>{43}), key.put(sealed);
+    memory.poison(0xA5);
+    qe_args_quantize_weight args = {};
+    args.w = input.as<float>(), args.rows = rows, args.columns = columns, args.target = memory.target();
+    args.weight_witness = witness.as<uint64_t>(), args.scale_epoch = epoch.as<uint64_t>(),
+    args.key = key.as<uint64_t>();
+    std::string wrong = qe_cuda_quantize_weight(&args, nullptr) == QE_OK ? "" : "the launcher refused";
+    MUST(cudaDeviceSynchronize());
+    if (wrong.empty() && key.get<uint64_t>() != sealed) wrong = "the key was written";
+    if (wrong.empty() && !memory.is_untouched(0xA5, remembered)) wrong = "more than the amax was written";
+    all.report(name_of("quantize_weight, sealed", c, rows, columns), wrong);
+}
+
+namespace {
+
+const qe_adamw commit_step = {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f, 0.37f};
+
+struct commit_arrays {
+    std::vector<float> grad, weight, moment1, moment2;
+};
+
+commit_arrays commit_arrays_of(size_t count) {
+    commit_arrays a = {fp32_values(count, 21, PLAIN), fp32_values(count, 22, PLAIN), fp32_values(count, 23, PLAIN),
+                       fp32_values(count, 24, PLAIN)};
+    for (size_t i = 0; i < count; ++i) a.moment1[i] *= 0.01f, a.moment2[i] *= a.moment2[i] * 0.01f;
+    return a;
+}
+
+/* Volatile: no operation is fused with another. */
+void commit_reference(const qe_adamw &step, commit_arrays *a) {
+    const float root2 = sqrtf(step.bias_correction2), step_size = step.learning_rate / step.bias_correction1;
+    volatile const float shrink = step.learning_rate * step.weight_decay;
+    for (size_t i = 0; i < a->weight.size(); ++i) {
+        volatile const float g = a->grad[i] * step.gradient_scale, apart = g - a->moment1[i];
+        volatile const float toward = (1.0f - step.beta1) * apart, kept2 = a->moment2[i] * step.beta2;
+        volatile const float part = (1.0f - step.beta2) * g, square = part * g;
+        volatile const float kept = a->weight[i] * (1.0f - shrink);
+        a->moment1[i] = a->moment1[i] + toward, a->moment2[i] = kept2 + square;
+        volatile const float below = sqrtf(a->moment2[i]) / root2, quotient = a->moment1[i] / (below + step.epsilon);
+        volatile const float change = step_size * quotient;
+        a->weight[i] = kept - change;
+    }
+}
+
+/* The device's memory of one commit. */
+struct commit_world {
+    buffer grad, weight, moment1, moment2, step, version, epoch, key, fault;
+
+    explicit commit_world(size_t count)
+        : grad(count * 4), weight(count * 4), moment1(count * 4), moment2(count * 4), step(sizeof(qe_adamw)),
+          version(8), epoch(8), key(QE_KEY_WORDS * 8), fault(sizeof(qe_guard_fault)) {
+        step.put(std::vector<qe_adamw>{commit_step});
+    }
+    /* Folds go first; those of a step that is vetoed leave the epoch as it was, and what an earlier commit sealed. */
+    std::vector<uint64_t> key_before() const {
+        return {6, 30, QE_KEY_SEALED | bits_of_float(0.5f), 0};
+    }
+    void put(const commit_arrays &a, bool has_fired) {
+        qe_guard_fault f = {};
+        f.fired = has_fired;
+        grad.put(a.grad), weight.put(a.weight), moment1.put(a.moment1), moment2.put(a.moment2);
+        version.put(std::vector<uint64_t>{6}), epoch.put(std::vector<uint64_t>{has_fired ? 30u : 31u});
+        key.put(key_before()), fault.put(std::vector<qe_guard_fault>{f});
+    }
+    qe_args_adamw args(uint32_t rows, uint32_t columns, const qe_quantize_target &target) const {
+        qe_args_adamw a = {};
+        a.weight = weight.as<float>(), a.grad = grad.as<float>(), a.moment1 = moment1.as<float>(),
+        a.moment2 = moment2.as<float>(), a.count = static_cast<uint64_t>(rows) * columns;
+        a.step = step.as<qe_adamw>(), a.decay = 1, a.witness = version.as<uint64_t>();
+        a.fault = fault.as<qe_guard_fault>(), a.rows = rows, a.columns = columns, a.target = target;
+        a.scale_epoch = epoch.as<uint64_t>(), a.key = key.as<uint64_t>();
+        return a;
+    }
+    std::string wrong(const commit_arrays &a, uint64_t of_version, const std::vector<uint64_t> &of_key) const {
+        if (grad.get<float>() != a.grad) return "the gradient was written";
+        if (weight.get<float>() != a.weight) return "the weight is wrong";
+        if (moment1.get<float>() != a.moment1 || moment2.get<float>() != a.moment2) return "a moment is wrong";
+        if (version.get<uint64_t>()[0] != of_version) return "the version is wrong";
+        return key.get<uint64_t>() == of_key ? "" : "the key is wrong";
+    }
+};
+
+} // namespace
+
+void check_commit(checks &all, uint32_t rows, uint32_t columns, bool has_fired) {
+    const size_t count = static_cast<size_t>(rows) * columns;
+    const target_case c = {QE_RECIPE_DELAYED, QE_FORMAT_E4M3, true, true, true, false, 3.7f, 0.0f};
+    commit_arrays arrays = commit_arrays_of(count);
+    commit_world world(count);
+    target_memory memory(c, rows, columns);
+    world.put(arrays, has_fired), memory.poison(0xA5);
+    const qe_args_adamw args = world.args(rows, columns, memory.target());
+    std::string wrong = qe_cuda_adamw(&args, nullptr) == QE_OK ? "" : "the launcher refused";
+    MUST(cudaDeviceSynchronize());
+    if (!memory.is_guarded()) wrong = "written beyond the end of the target";
+    if (has_fired) {
+        if (wrong.empty()) wrong = world.wrong(arrays, 6, world.key_before());
+        if (wrong.empty() && !memory.is_untouched(0xA5, 0.0f)) wrong = "codes were written";
+    } else {
+        commit_reference(commit_step, &arrays);
+        float amax = 0.0f;
+        for (float w : arrays.weight) amax = std::max(amax, fabsf(w));
+        if (wrong.empty()) wrong = world.wrong(arrays, 7, {7, 31, QE_KEY_SEALED | bits_of_float(amax), 0});
+        if (wrong.empty()) wrong = memory.wrong(arrays.weight, EXACT);
+    }
+    all.report(name_of(has_fired ? "commit, vetoed" : "commit", c, rows, columns), wrong);
 }
 
 struct rope_shape {
@@ -425,6 +542,13 @@ static void check_small(checks &all) {
     check_quantize(all, 37, 51, SPECIAL);
     check_quantize_weight(all, 80, 144, SPECIAL);
     check_quantize_weight(all, 19, 130, WIDE);
+    check_sealed(all, 80, 144); /* each by another kernel */
+    check_sealed(all, 19, 130);
+    check_sealed(all, 2048, 1552);
+    check_commit(all, 48, 208, false); /* tiles, the last ones cut */
+    check_commit(all, 48, 208, true);
+    check_commit(all, 19, 130, false);
+    check_commit(all, 19, 130, true);
     check_rope(all, 48, 24, 3, 1, 32, SPECIAL);
     check_rope(all, 48, 16, 2, 1, 128, SPECIAL);
     check_rope(all, 21, 7, 2, 1, 12, SPECIAL);

@@ -59,6 +59,10 @@ std::vector<target_case> target_cases(const checks &all, bool is_weight);
 
 void check_quantize(checks &all, uint32_t rows, uint32_t columns, kind k);
 void check_quantize_weight(checks &all, uint32_t rows, uint32_t columns, kind k);
+/* The fill of a weight that a commit has quantized writes nothing but the amax which the key remembers. */
+void check_sealed(checks &all, uint32_t rows, uint32_t columns);
+/* A weight's step with its codes; has_fired: of a guard, so that nothing may happen. */
+void check_commit(checks &all, uint32_t rows, uint32_t columns, bool has_fired);
 void check_rope(checks &all, uint32_t rows, uint32_t sequence, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
                 kind k);
 void check_swiglu(checks &all, uint32_t rows, uint32_t ffn, kind k);

@@ -74,6 +74,14 @@ class target_memory {
         return joined;
     }
 
+    /* Nothing was written since poison(value), except that the amax may be this. */
+    bool is_untouched(int value, float amax) const {
+        for (buffer *b : all())
+            for (unsigned char byte : b->get<unsigned char>())
+                if (b != amax_.get() && byte != value) return false;
+        return bits_of_float(amax_->get<float>()[0]) == bits_of_float(amax);
+    }
+
     bool is_guarded() const {
         for (buffer *b : all())
             if (!b->is_guarded()) return false;

@@ -66,6 +66,10 @@ DEVICE int32_t load_shared_word(const int32_t *at) {
 DEVICE void raise_word(int32_t *at, int32_t value) {
     atomicMax(at, value);
 }
+/* Returns what the word was. */
+DEVICE uint64_t add_to_word(uint64_t *at, uint64_t more) {
+    return atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(more));
+}
 /* As it is in memory now. */
 DEVICE uint64_t word_now(const uint64_t *at) {
     return *reinterpret_cast<const volatile uint64_t *>(at);

@@ -286,7 +286,7 @@ DEVICE uint2 staged_tile(bool is_reversed) {
     const uint32_t blocks = gridDim.x * gridDim.y, own = blockIdx.y * gridDim.x + blockIdx.x;
     const uint32_t number = is_reversed ? blocks - 1 - own : own;
     const uint32_t first = number / (STAGED_BAND * gridDim.x) * STAGED_BAND;
-    const uint32_t left = gridDim.y - first, tall = left < STAGED_BAND ? left : STAGED_BAND;
+    const uint32_t left = gridDim.y - first, tall = left < STAGED_BAND ? left : uint32_t{STAGED_BAND};
     const uint32_t within = number - first * gridDim.x;
     return make_uint2(within / tall, first + within % tall);
 }
@@ -340,6 +340,7 @@ constexpr int STAGED_THREADS = WARP * STAGED_ROWS / (4 * Source::DEEP);
 template <typename Source, int FORMAT>
 KERNEL void __launch_bounds__(STAGED_THREADS<Source>, Source::BLOCKS)
     staged_kernel(const __grid_constant__ tile_job<Source> job) {
+    if (is_filled<Source>(job.words, job.scale.amax)) return;
     staged_codes<Source::OUTPUTS> &stage = shared_object<staged_codes<Source::OUTPUTS>>();
     const uint32_t number = threadIdx.x / WARP * Source::DEEP;
     const uint2 tile = staged_tile(FORMAT != FORMAT_NONE);

@@ -39,7 +39,7 @@ struct block_state {
 
 struct fiber {
     ucontext_t context;
-    std::unique_ptr<char[]> stack;
+    char *stack;
     emulated_thread self;
     block_state *block;
     uint32_t lane, warp, awaited; /* awaited: generation of the cluster's barrier */
@@ -48,6 +48,7 @@ struct fiber {
 
 struct machine {
     ucontext_t scheduler;
+    std::vector<std::unique_ptr<char[]>> stacks; /* of fibers, kept from cluster to cluster */
     std::vector<fiber> fibers;
     std::vector<block_state> blocks;
     meeting cluster;
@@ -79,10 +80,9 @@ void fiber_main() {
 }
 
 void fiber_start(fiber &f) {
-    f.stack.reset(new char[STACK_BYTES]);
     f.is_done = false, f.awaited = 0;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_sp = f.stack;
     f.context.uc_stack.ss_size = STACK_BYTES;
     f.context.uc_link = &current->scheduler;
     makecontext(&f.context, fiber_main, 0);
@@ -115,6 +115,7 @@ void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x
     machine &m = *current;
     m.blocks.clear(), m.blocks.resize(cluster);
     m.fibers.clear(), m.fibers.resize(static_cast<size_t>(cluster) * threads);
+    while (m.stacks.size() < m.fibers.size()) m.stacks.emplace_back(new char[STACK_BYTES]);
     m.cluster = meeting();
     m.cluster.expected = cluster * threads;
     for (uint32_t b = 0; b < cluster; ++b) {
@@ -124,6 +125,7 @@ void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x
         block.warps.resize((threads + LANES - 1) / LANES);
         for (uint32_t t = 0; t < threads; ++t) {
             fiber &f = m.fibers[b * threads + t];
+            f.stack = m.stacks[b * threads + t].get();
             f.self.thread = make_uint3(t, 0, 0), f.self.block = make_uint3(first_x + b, y, 0);
             f.self.block_dim = dim3(threads), f.self.grid_dim = grid;
             f.block = &block, f.lane = t % LANES, f.warp = t / LANES;

@@ -58,6 +58,11 @@ DEVICE int32_t load_shared_word(const int32_t *at) {
 DEVICE void raise_word(int32_t *at, int32_t value) {
     *at = *at > value ? *at : value;
 }
+DEVICE uint64_t add_to_word(uint64_t *at, uint64_t more) {
+    const uint64_t before = *at;
+    *at += more;
+    return before;
+}
 DEVICE uint64_t word_now(const uint64_t *at) {
     return *at;
 }

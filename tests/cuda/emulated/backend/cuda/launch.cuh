@@ -9,8 +9,9 @@ template <typename Job>
 static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32_t cluster, size_t, cudaStream_t,
                         const Job &job) {
     if (grid.x == 0 || grid.y == 0) return QE_OK;
-    if (grid.x % cluster != 0 || grid.y > 65535 || threads > 1024) return QE_ERROR_DEVICE;
-    emulator_run(grid, threads, cluster, [&] { kernel(job); });
+    const uint32_t together = cluster > 0 ? cluster : 1;
+    if (grid.x % together != 0 || grid.y > 65535 || threads > 1024) return QE_ERROR_DEVICE;
+    emulator_run(grid, threads, together, [&] { kernel(job); });
     return QE_OK;
 }
 
