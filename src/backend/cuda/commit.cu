@@ -45,7 +45,7 @@ struct commit_stage {
 };
 
 DEVICE void four_load(const float *values, size_t at, float *four) {
-    const float4 v = *reinterpret_cast<const float4 *>(values + at);
+    const float4 v = load_here(values + at);
     four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
 }
 
@@ -74,26 +74,43 @@ struct commit_piece {
     }
 };
 
-/* Requires: the column is one of the matrix. Returns the amax. Rows come in sixteens, so all warps have the same; asked
- * for each piece all the same, as the compiler then finishes one before the next and does with 64 registers. */
-DEVICE float commit_rows(const commit_job &job, commit_stage &stage, uint32_t first_row, uint32_t column, float scale) {
-    const uint32_t lane = threadIdx.x % WARP, rows = job.planes.rows - first_row;
-    const adamw_factors factors = factors_of(job.step, job.decay);
-    float amax = 0.0f;
-#pragma unroll 1
-    for (uint32_t row = threadIdx.x / WARP; row < COMMIT_ROWS; row += COMMIT_WARPS * COMMIT_AHEAD) {
-        const size_t at = static_cast<size_t>(first_row + row) * job.planes.columns + column;
+/* What a warp has under way. Rows come in sixteens, so all warps have the same; each piece is asked for even so, as
+ * the compiler then finishes one before the next and does with 64 registers. */
+struct commit_group {
+    commit_piece piece[COMMIT_AHEAD];
+
+    /* at: of the first piece; rows: from its row to the end of the matrix */
+    METHOD void load(const commit_job &job, size_t at, uint32_t rows) {
         const size_t next = static_cast<size_t>(COMMIT_WARPS) * job.planes.columns;
-        commit_piece piece[COMMIT_AHEAD];
 #pragma unroll
         for (uint32_t k = 0; k < COMMIT_AHEAD; ++k)
-            if (row + k * COMMIT_WARPS < rows) piece[k].load(job, at + k * next);
-#pragma unroll
-        for (uint32_t k = 0; k < COMMIT_AHEAD; ++k)
-            if (row + k * COMMIT_WARPS < rows)
-                stage.at(row + k * COMMIT_WARPS, lane) = piece[k].update(job, factors, at + k * next, scale, amax);
+            if (k * COMMIT_WARPS < rows) piece[k].load(job, at + k * next);
     }
-    return amax;
+};
+
+/* Requires: the column is one of the matrix. Returns the amax. The first loads do not wait for what a guard says. */
+DEVICE float commit_rows(const commit_job &job, commit_stage &stage, uint32_t first_row, uint32_t column, float scale,
+                         bool is_vetoed) {
+    const uint32_t lane = threadIdx.x % WARP, rows = job.planes.rows - first_row;
+    const size_t next = static_cast<size_t>(COMMIT_WARPS) * job.planes.columns;
+    uint32_t row = threadIdx.x / WARP;
+    size_t at = static_cast<size_t>(first_row + row) * job.planes.columns + column;
+    commit_group group;
+    float amax = 0.0f;
+    group.load(job, at, rows - row);
+    const adamw_factors factors = factors_of(job.step, job.decay);
+    if (is_vetoed) return amax;
+    witness_enter(job.witness);
+    for (;;) {
+#pragma unroll
+        for (uint32_t k = 0; k < COMMIT_AHEAD; ++k) {
+            const uint32_t here = row + k * COMMIT_WARPS;
+            if (here < rows) stage.at(here, lane) = group.piece[k].update(job, factors, at + k * next, scale, amax);
+        }
+        row += COMMIT_WARPS * COMMIT_AHEAD, at += COMMIT_AHEAD * next;
+        if (row >= COMMIT_ROWS || row >= rows) return amax;
+        group.load(job, at, rows - row);
+    }
 }
 
 /* Sixteen rows of four columns a thread: four stores of 16 bytes. */
@@ -128,12 +145,13 @@ KERNEL void __launch_bounds__(COMMIT_THREADS, COMMIT_BLOCKS)
     commit_stage &stage = shared_object<commit_stage>();
     const uint32_t first_row = blockIdx.y * COMMIT_ROWS, first_column = blockIdx.x * COMMIT_COLUMNS;
     const uint32_t column = first_column + threadIdx.x % WARP * 4;
-    if (job.fault != nullptr && word_now(&job.fault->fired) != 0) return;
-    witness_enter(job.witness);
+    const bool is_vetoed = job.fault != nullptr && word_now(&job.fault->fired) != 0;
     const float scale = scale_of(job.scale);
     const int32_t seen = load_shared_word(job.scale.amax);
-    record_amax(job.scale.amax,
-                column < job.planes.columns ? commit_rows(job, stage, first_row, column, scale) : 0.0f, seen);
+    const bool inside = column < job.planes.columns; /* as the first thread's always is, which counts the block in */
+    const float amax = inside ? commit_rows(job, stage, first_row, column, scale, is_vetoed) : 0.0f;
+    if (is_vetoed) return;
+    record_amax(job.scale.amax, amax, seen);
     block_barrier();
     commit_columns(job.planes, stage, first_row, first_column);
     witness_leave(job.witness, [&job, scale](uint64_t version) {
@@ -147,7 +165,7 @@ KERNEL void __launch_bounds__(COMMIT_THREADS, COMMIT_BLOCKS)
 qe_status commit_whole(const commit_job &job, cudaStream_t stream) {
     const dim3 grid(pieces_of(job.planes.columns, COMMIT_COLUMNS), pieces_of(job.planes.rows, COMMIT_ROWS));
     if (static_cast<uint64_t>(grid.x) * grid.y > ADAMW_BLOCKS_MAX) return QE_ERROR_ARGUMENT;
-    return launch(commit_kernel, grid, COMMIT_THREADS, 1, 0, stream, job);
+    return launch(commit_kernel, grid, COMMIT_THREADS, 0, 0, stream, job);
 }
 
 struct seal_job {

@@ -44,6 +44,16 @@ DEVICE void store_late(void *at, uint2 v) {
     __stcs(static_cast<uint2 *>(at), v);
 }
 
+/* 16 bytes, asked for where it stands, as in front of a branch that may make them needless. */
+DEVICE float4 load_here(const float *at) {
+    float4 v;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
 /* The compiler forgets what it made of these words: it unpacks them again rather than keep both in registers. */
 DEVICE void forget(uint4 &v) {
     asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
