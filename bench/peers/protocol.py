@@ -57,14 +57,20 @@ def slots_for(shape):
     return max(SLOTS_MIN, 1 + math.ceil(CACHE_TIMES * cache_bytes / slot_bytes))
 
 
+def smi_name():
+    """Of the device in use: CUDA_VISIBLE_DEVICES gives devices other numbers than nvidia-smi knows."""
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+
+
 class Clocks:
     """nvidia-smi beside the work, in a process of its own: no lock of this interpreter is taken from it."""
     FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
     NAMES = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
 
     def __enter__(self):
-        command = ["nvidia-smi", "-i", "0", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits",
-                   "-lms", "100"]
+        command = ["nvidia-smi", "-i", smi_name(), "--query-gpu=" + ",".join(self.FIELDS),
+                   "--format=csv,noheader,nounits", "-lms", "100"]
         self.summary = None
         try:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
