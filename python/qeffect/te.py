@@ -20,6 +20,7 @@ from .errors import ArgumentError, UnsupportedError
 from .torch import Pipeline as _Pipeline
 from .torch._need import torch
 from .torch.callables import build
+from .torch.contract import Contract
 from .torch.record import Tensors
 from .torch.stage import Slot, Stage
 from .torch.trap import breach, submitted_at
@@ -281,24 +282,26 @@ class TEStage(Stage):
         return put_all_back
 
 
-class _Workspace:
+class Workspace:
     """Transformer Engine has one GEMM workspace per device, whatever stream a product runs on: work of any pipeline
     that goes to another stream than the last one comes behind it."""
 
     def __init__(self) -> None:
         self._last: Any = None
 
-    def enter(self, streams: Any) -> None:
-        current = streams.current()
-        if current != self._last:
-            if self._last is not None:
-                streams.order(self._last, current)
-            self._last = current
+    def enter(self, contract: Contract) -> None:
+        """Ahead of an action of the contract's."""
+        if contract.peek() == self._last:
+            return
+        current = contract.streams.current()
+        if self._last is not None:
+            contract.streams.order(self._last, current)
+        self._last = current
 
 
 @cache
-def _workspace_of(device: "torch.device") -> _Workspace:
-    return _Workspace()
+def workspace_of(device: "torch.device") -> Workspace:
+    return Workspace()
 
 
 class Pipeline(_Pipeline):
@@ -317,7 +320,7 @@ class Pipeline(_Pipeline):
         self._hidden: list[Any] = []  # scales and histories as the step finds them, and what they were then
         self._before: list[Any] = []
         super().__init__(modules, schedule, loss, **options)
-        self._workspace = _workspace_of(self.device)
+        self._workspace = workspace_of(self.device)
 
     def _make_stage(self, module: "torch.nn.Module", name: str, index: int, **options: Any) -> Stage:
         postpones = any(a.kind == "W" and a.stage == index for a in self.actions)
@@ -329,7 +332,7 @@ class Pipeline(_Pipeline):
                        folds=self.folds, cache_weights=self.cache_weights, **options)
 
     def run(self, action: Any, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
-        self._workspace.enter(self.contract.streams)
+        self._workspace.enter(self.contract)
         super().run(action, x, target, submitted)
 
     def _te_stages(self) -> list[TEStage]:

@@ -7,10 +7,13 @@ import json
 import sys
 from typing import Any, Optional, Sequence
 
-from .layer import AT_MOST_MS, PEERS, TURNS  # its shapes
+from .case import AT_MOST_MS, PEERS, TURNS
 
 
 def run(figure: str, turns: int, peers: Sequence[str]) -> dict[str, Any]:
+    if figure == "checks":
+        from .checks import run as run_checks
+        return run_checks()
     import torch
     if figure == "memory":
         from .memory import run as run_memory
@@ -29,23 +32,31 @@ def run(figure: str, turns: int, peers: Sequence[str]) -> dict[str, Any]:
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m qeffect.bench", description="Transformer Engine under QEffect "
                                      "beside its own graphs, on one GPU. Times in ms, medians of turns.")
-    parser.add_argument("figure", choices=[*AT_MOST_MS, "memory", "placement"],
+    parser.add_argument("figure", choices=[*AT_MOST_MS, "memory", "placement", "checks"],
                         help="a shape: one layer, forward and backward; memory: graphs of 8 and 32 microbatches; "
-                        "placement: gradients placed directly, or handed over")
+                        "placement: gradients placed directly, or handed over; checks: host time of checks alone, "
+                        "with torch's own modules, on a CPU too")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often each work of a shape is timed")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="of a shape")
     options = parser.parse_args(arguments)
-    try:
-        import torch
-        import transformer_engine.pytorch  # noqa: F401
-    except ImportError as error:
-        print(f"qeffect.bench: needs torch and Transformer Engine 2.20: {error}", file=sys.stderr)
-        return 1
-    if not torch.cuda.is_available():
-        print("qeffect.bench: needs a GPU", file=sys.stderr)
+    lacking = _lacking(options.figure)
+    if lacking:
+        print(f"qeffect.bench: needs {lacking}", file=sys.stderr)
         return 1
     print(json.dumps(run(options.figure, options.turns, options.peers)))
     return 0
+
+
+def _lacking(figure: str) -> str:
+    """What the figure needs and is not here; "": nothing."""
+    try:
+        import torch
+        if figure == "checks":
+            return ""
+        import transformer_engine.pytorch  # noqa: F401
+    except ImportError as error:
+        return f"torch and Transformer Engine 2.20: {error}"
+    return "" if torch.cuda.is_available() else "a GPU"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from typing import Any, Callable, Sequence
 SHAPES = {"h1024T1k": (1024, 4096, 16, 16, 1024), "h2048T2k": (2048, 8192, 16, 16, 2048),
           "h4096T2k": (4096, 14336, 32, 8, 2048), "h4096T8k": (4096, 14336, 32, 8, 8192),
           "h2048T1k": (2048, 8192, 16, 16, 1024)}  # hidden, ffn, heads, key/value heads, tokens
+AT_MOST_MS = {"h1024T1k": 0.45, "h2048T2k": 1.37, "h4096T2k": 3.36, "h4096T8k": 14.7}  # shapes of the figure "layer"
+PEERS = ("te_one_graph", "te_graphs", "te_eager")
+TURNS = 7
 HISTORY = 16
 MIB = 1 << 20
 

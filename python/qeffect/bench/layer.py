@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from typing import Any, Callable, Sequence
 
-from .case import Case, Meter, attempt, tell
+from ..torch.stage import Slot
+from .case import AT_MOST_MS, PEERS, TURNS, Case, Meter, attempt, tell
+from .checks import AT_MOST_CHECK_US, MICROBATCHES, Driven, contract_of, measure
 
-MICROBATCHES = 32
-TURNS, TURN_SECONDS = 7, 0.2  # short, in another order each: at the limit of power a work's place in a row shows
-AT_MOST_MS = {"h1024T1k": 0.45, "h2048T2k": 1.37, "h4096T2k": 3.36, "h4096T8k": 14.7}
-AT_MOST_CHECK_US = 5.0
+TURN_SECONDS = 0.2  # short, in another order each: at the limit of power a work's place in a row shows
 PUBLISHED_EAGER_RATIO = (1.82, 2.79)  # eager over captured, as published for other stacks
 Work = Callable[[], None]
 
@@ -85,7 +83,7 @@ def _forget(case: Case, layer: Any) -> None:
         parameter.grad = None
 
 
-class Under:
+class Under(Driven):
     """The layer as the only stage of a pipeline of MICROBATCHES, captured under contract."""
 
     def __init__(self, case: Case) -> None:
@@ -93,91 +91,55 @@ class Under:
         from torch.utils._pytree import tree_flatten
 
         from .. import te as qte
-        from ..schedule import Action
-        from ..torch.contract import Contract
         from ..torch.stage import capture_stream, device_of
-        from ..torch.streams import streams_of
         layer = case.layer()
-        self.case = case
-        actions = [Action(0, kind, m) for m in range(MICROBATCHES) for kind in "FB"]
-        names = [n for n, _ in layer.named_parameters()]
-        self.contract = Contract(["layer"], [names], actions, streams_of(device_of(layer)))
-        self.stage = qte.TEStage(layer, "layer", 0, 1, recipe=case.recipe, capture="graph")
-        self.stage.main_grads()
-        leaves, self.stage.spec = tree_flatten(((case.x,), {"rotary_pos_emb": case.rope}))
-        self.leaves = leaves
-        self.stage.prepare(leaves, [["F1", "B1", "F", "B"]], capture_stream(case.x.device))
-        self.states = self.stage.states()
-        self.fold = lambda: qte.fold(self.states, case.recipe)
-        slot = self.stage.slots[0]
+        stage = qte.TEStage(layer, "layer", 0, 1, recipe=case.recipe, capture="graph")
+        stage.main_grads()
+        leaves, stage.spec = tree_flatten(((case.x,), {"rotary_pos_emb": case.rope}))
+        super().__init__(contract_of(layer, device_of(layer)), stage, leaves, case.dy)
+        stage.prepare(leaves, [["F1", "B1", "F", "B"]], capture_stream(case.x.device))
+        self.te_stage, self.workspace = stage, qte.workspace_of(case.x.device)
+        states = stage.states()
+        self.fold = lambda: qte.fold(states, case.recipe)
+        slot = stage.slots[0]
         # Input and gradient already lie in the slot, as for the peer of one graph; else they are copied there.
-        dy: Any = slot.fixed[0]
+        self.in_place: tuple[Any, Any] = (slot.inputs, slot.fixed[0])
         with torch.no_grad():
-            dy.copy_(case.dy)
-        self.in_place = (slot.inputs, dy)
+            self.in_place[1].copy_(case.dy)
 
-    def step(self, copied: bool = False) -> None:
+    def run_step(self, copied: bool = False) -> None:
         """All microbatches of a step. `copied`: input and gradient come from elsewhere."""
-        leaves, dy = (self.leaves, self.case.dy) if copied else self.in_place
-        contract, stage, slot = self.contract, self.stage, self.stage.slots[0]
-        self._begin()
-        for microbatch in range(MICROBATCHES):
-            self._check("F", microbatch)
-            stage.forward(slot, leaves, microbatch, slot.generation + 1, life=contract.life(0, microbatch),
-                          hand_out=False, submitted="bench")
-            self._check("B", microbatch)
-            stage.backward(slot, [dy])
-        contract.take()
+        self.step(*((self.leaves, self.gradient) if copied else self.in_place))
+
+    def begin(self) -> None:
+        super().begin()
+        if self.te_stage.hidden_moved() is not None:
+            raise RuntimeError("a scale moved while it was timed")
+
+    def check(self, kind: str, microbatch: int) -> Slot:
+        self.workspace.enter(self.contract)
+        return super().check(kind, microbatch)
+
+    def commit(self) -> None:
+        self.contract.take()
         self.fold()
-        contract.commit()
-        contract.end()
-
-    def _begin(self) -> None:
-        """As Pipeline.begin has it."""
-        self.contract.begin()
-        if self.stage.rebuilt() is not None:
-            raise RuntimeError("the layer was changed while it was timed")
-        self.stage.begin_step()
-
-    def _check(self, kind: str, microbatch: int) -> None:
-        """All that is checked before a replay, as Pipeline.run has it."""
-        stage, slot = self.stage, self.stage.slots[0]
-        if kind == "F":
-            stage.check_arguments(self.leaves)
-        else:
-            stage.check_weights(slot)
-        if stage.moved(kind) is not None or stage.mode_changed:
-            raise RuntimeError("a parameter moved while it was timed")
-        self.contract.submit(0, kind, microbatch)
-
-    def check_us(self, rounds: int = 200) -> float:
-        """Host time of the checks of one replay, and of its part of those of a step, without the replay: the median of
-        steps."""
-        contract, spent = self.contract, []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            self._begin()
-            for microbatch in range(MICROBATCHES):
-                self._check("F", microbatch)
-                self._check("B", microbatch)
-            spent.append(time.perf_counter() - began)
-            contract.abort()
-        return statistics.median(spent) / (2 * MICROBATCHES) * 1e6
+        self.contract.commit()
+        self.contract.end()
 
 
-PEERS: dict[str, Callable[[Case], Work]] = {"te_one_graph": te_one_graph, "te_graphs": te_graphs, "te_eager": te_eager}
+_WORKS: dict[str, Callable[[Case], Work]] = dict(zip(PEERS, (te_one_graph, te_graphs, te_eager)))
 
 
-def run(shape: str, turns: int = TURNS, peers: Sequence[str] = tuple(PEERS)) -> dict[str, Any]:
+def run(shape: str, turns: int = TURNS, peers: Sequence[str] = PEERS) -> dict[str, Any]:
     case = Case(shape)
     found: dict[str, Any] = {"figure": "layer", "shape": shape, "microbatches": MICROBATCHES, "turns": turns,
                              "turn_seconds": TURN_SECONDS}
     under = Under(case)  # first: it refuses to capture while graphs of others have left their flag behind
-    under.step()
-    checks = [under.check_us()]
-    works: dict[str, Any] = {"qeffect_ms": under.step, "qeffect_copied_ms": lambda: under.step(True)}
+    under.run_step()
+    checks = [measure(under)]
+    works: dict[str, Any] = {"qeffect_ms": under.run_step, "qeffect_copied_ms": lambda: under.run_step(True)}
     for name in peers:
-        works[f"{name}_ms"] = attempt(lambda: PEERS[name](case))
+        works[f"{name}_ms"] = attempt(lambda: _WORKS[name](case))
         tell(f"{name} is ready")
     times: dict[str, list[float]] = {name: [] for name in works}
     meters = [(name, Meter(work, MICROBATCHES if name.startswith("qeffect") else 1, TURN_SECONDS))
@@ -190,8 +152,8 @@ def run(shape: str, turns: int = TURNS, peers: Sequence[str] = tuple(PEERS)) -> 
     for name, work in works.items():
         found[name] = round(statistics.median(times[name]), 4) if callable(work) else work
         found[name.replace("_ms", "_all_ms")] = [round(ms, 4) for ms in times[name]]
-    checks.append(under.check_us())
-    found["check_us_per_replay"] = [round(us, 3) for us in checks]  # before and behind the turns
+    checks.append(measure(under))
+    found |= {name: [told[name] for told in checks] for name in checks[0]}  # before and behind the turns
     found["sealed_addresses"] = len(under.stage.seals[1].places)
     found["capture_seconds"] = round(under.stage.capture_seconds, 3)
     return _judged(found, shape, peers)

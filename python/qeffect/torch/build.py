@@ -1,17 +1,38 @@
 """What a module was made of when graphs of it were captured, which replay that from then on, whatever it becomes."""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Callable, Optional
 
+from .._seal import Places
 from ._need import torch
 
-_get: Callable[[dict[str, Any], str], Any] = dict.get
-_mode: Callable[[Any], bool] = attrgetter("training")
 _trains: Callable[[Any], bool] = attrgetter("requires_grad")
-_PARTS = ("_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-          "_backward_pre_hooks")
-_WORDS = ("modules", "parameters", "buffers", "hooks", "hooks", "hooks", "hooks")
+_PARTS = {"_modules": "modules", "_parameters": "parameters", "_buffers": "buffers", "_forward_hooks": "hooks",
+          "_forward_pre_hooks": "hooks", "_backward_hooks": "hooks", "_backward_pre_hooks": "hooks"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """owner[key] was `value` (...: there was no such key); where key is None, owner had `value` keys. `rule`: what of
+    the seal another value breaks, "constant" or "mode". `words`: how to tell it, of the value now and then."""
+
+    owner: dict[str, Any]
+    key: Optional[str]
+    value: Any
+    rule: str
+    words: str
+
+    def now(self) -> Any:
+        return len(self.owner) if self.key is None else self.owner.get(self.key, ...)
+
+    def holds(self) -> bool:
+        now = self.now()
+        return now is self.value or (self.key is None and now == self.value)
+
+    def told(self) -> tuple[str, str]:
+        return self.rule, self.words.format(now=self.now(), then=self.value)
 
 
 class Build:
@@ -19,42 +40,43 @@ class Build:
     parameters and buffers lie is the seal's."""
 
     def __init__(self, module: "torch.nn.Module", name: str) -> None:
-        named = list(module.named_modules())
-        self._names = [".".join(part for part in (name, path) if part) for path, _ in named]
-        self._modules: list[Any] = [m for _, m in named]
-        self._own: list[dict[str, Any]] = [m.__dict__ for m in self._modules]
-        self._owners = [m._modules for m in self._modules for _ in m._modules]
-        self._keys = [key for m in self._modules for key in m._modules]
-        self._paths = [f"{n}.{key}" for n, m in zip(self._names, self._modules) for key in m._modules]
-        self._parts = [getattr(m, part) for m in self._modules for part in _PARTS]
-        parameters = [(n, key, p) for n, m in zip(self._names, self._modules) for key, p in m._parameters.items()
-                      if p is not None]
-        self._parameters = [p for _, _, p in parameters]
-        self._parameter_names = [f"{n}.{key}" for n, key, _ in parameters]
-        self._then = self._now()
-
-    def _now(self) -> tuple[list[Any], ...]:
-        return (list(map(_get, self._owners, self._keys)), list(map(len, self._parts)),
-                list(map(_get, self._own, ["forward"] * len(self._own))), list(map(_trains, self._parameters)),
-                list(map(_mode, self._modules)))
+        named = [(".".join(part for part in (name, path) if part), m) for path, m in module.named_modules()]
+        self._facts = _facts(named)
+        parameters = [(f"{n}.{key}", p) for n, m in named for key, p in m._parameters.items() if p is not None]
+        self._names, self._parameters = [n for n, _ in parameters], [p for _, p in parameters]
+        self._trained = list(map(_trains, self._parameters))
+        self._places = _places(self._facts)
 
     def changed(self) -> Optional[tuple[str, str]]:
         """(what of the seal is broken: "constant" or "mode"; in words), or None: it is what it was."""
-        now, then = self._now(), self._then
-        if now == then:
+        trained = list(map(_trains, self._parameters))
+        if self._places.changed() < 0 and trained == self._trained:
             return None
-        children, parts, forwards, trained, modes = ([i for i, (a, b) in enumerate(zip(x, y)) if a != b]
-                                                     for x, y in zip(now, then))
-        if children:
-            return "constant", f"{self._paths[children[0]]} is another module"
-        if parts:
-            i, k = divmod(parts[0], len(_PARTS))
-            return "constant", f"{self._names[i]} has {now[1][parts[0]]} {_WORDS[k]} and had {then[1][parts[0]]}"
-        if forwards:
-            return "constant", f"{self._names[forwards[0]]} has another forward"
-        if trained:
-            return "constant", f"requires_grad of {self._parameter_names[trained[0]]} is {now[3][trained[0]]}"
-        return "mode", f"{self._names[modes[0]]}.training is {now[4][modes[0]]}"
+        broken = [fact for fact in self._facts if not fact.holds()]
+        constants = [fact for fact in broken if fact.rule == "constant"]
+        if not constants and trained != self._trained:
+            i = next(i for i, (now, then) in enumerate(zip(trained, self._trained)) if now != then)
+            return "constant", f"requires_grad of {self._names[i]} is {trained[i]}"
+        return (constants or broken)[0].told()
+
+
+def _facts(named: list[tuple[str, Any]]) -> list[Fact]:
+    """In the order in which they are told."""
+    found = [Fact(m._modules, key, child, "constant", f"{n}.{key} is another module")
+             for n, m in named for key, child in m._modules.items()]
+    found += [Fact(getattr(m, part), None, len(getattr(m, part)), "constant",
+                   f"{n} has {{now}} {word} and had {{then}}") for n, m in named for part, word in _PARTS.items()]
+    found += [Fact(m.__dict__, "forward", m.__dict__.get("forward", ...), "constant", f"{n} has another forward")
+              for n, m in named]
+    return found + [Fact(m.__dict__, "training", m.__dict__.get("training", ...), "mode", f"{n}.training is {{now}}")
+                    for n, m in named]
+
+
+def _places(facts: list[Fact]) -> Places:
+    """All of them at one question."""
+    return Places(tuple(fact.owner for fact in facts), tuple(fact.key for fact in facts),
+                  tuple(... if fact.key is None else fact.value for fact in facts),
+                  tuple(fact.value if fact.key is None else None for fact in facts), None)
 
 
 __all__ = ["Build"]

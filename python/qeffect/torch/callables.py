@@ -19,6 +19,7 @@ from ..ledger import Ledger, Submission
 from ..program import Program
 from ..schedule import Action
 from ._need import torch
+from .admit import told
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract, _short
 from .optimizer import tell_commits
 from .stage import Slot, Stage, capture_stream, device_of, has_hooks, is_tensor, must_deposit, must_not_share
@@ -221,8 +222,8 @@ class _Runner:
     def _named(self, error: ContractError, microbatch: int, submitted: str) -> ContractError:
         if isinstance(error, Trap):
             return error
-        told = error.violations[0].microbatch if error.violations else None
-        return Trap(error, self.stage.name, microbatch if told is None else told, submitted_at() or submitted)
+        own = error.violations[0].microbatch if error.violations else None
+        return Trap(error, self.stage.name, microbatch if own is None else own, submitted_at() or submitted)
 
     def forward(self, microbatch: int, leaves: Sequence[Any],
                 first: bool) -> tuple[_Handle, list["torch.Tensor"]]:
@@ -238,7 +239,7 @@ class _Runner:
             stage.check_arguments(leaves)
             slot, generation, microbatch = self.rights.forward(stage.index, stage.slots, microbatch)
         except ContractError as error:
-            raise self._named(_with(error, detail), microbatch, "") from None
+            raise self._named(told(error, detail) if detail else error, microbatch, "") from None
         handle = _Handle(slot, generation, microbatch, tuple(is_tensor(x) and x.is_leaf for x in leaves))
         self.rights.keep(stage.index, handle)
         return handle, stage.forward(slot, leaves, microbatch, generation,
@@ -290,12 +291,6 @@ def _accumulate(parameter: Any, gradient: "torch.Tensor") -> None:
         parameter.grad = gradient.to(parameter.dtype, copy=True)
     else:
         parameter.grad.add_(gradient)
-
-
-def _with(error: ContractError, detail: str) -> ContractError:
-    if not detail:
-        return error
-    return ContractError(error.message + detail, rule=error.rule, violations=error.violations, trace=error.trace)
 
 
 def _actions(order: Sequence[float], layers: Sequence[int]) -> list[Action]:

@@ -11,7 +11,7 @@ from ..ledger import Ledger, Submission
 from ..plan import Plan, Stages
 from ..program import Effect, Event, Grad, Graph, Program, Slot, Stream, Weight
 from ..schedule import Action, Schedule
-from .streams import Streams
+from .streams import Streams, peek_of
 
 STREAMS_MAX = 8       # streams of the caller that work was ever submitted to; a pipeline has one or two
 _EFFECTS = 13         # of the 16 of an op, beside a slot's acquire or borrow, a weight's read and the slot's release
@@ -46,7 +46,7 @@ class Contract:
 
     def __init__(self, names: Sequence[str], parameters: Sequence[Sequence[str]], actions: Sequence[Action],
                  streams: Streams) -> None:
-        self.streams = streams
+        self.streams = streams  # its setter
         self.lock = threading.RLock()
         self.actions = tuple(actions)
         self.microbatches = 1 + max(action.microbatch for action in actions)
@@ -76,6 +76,16 @@ class Contract:
         self._last_index = 0
         self._left = len(self.actions)
         self._moved: dict[tuple[int, int], Submission] = {}
+
+    @property
+    def streams(self) -> Streams:
+        """Where work goes; whoever watches puts its own in place."""
+        return self._all_streams
+
+    @streams.setter
+    def streams(self, streams: Streams) -> None:
+        self._all_streams = streams
+        self.peek = peek_of(streams)  # asked at every replay
 
     # ---- the program ----
 
@@ -156,7 +166,7 @@ class Contract:
     def submit(self, stage: int, kind: str, microbatch: int) -> Place:
         """Judges an action on the current stream. Raises: ContractError; nothing has changed."""
         with self.lock:
-            stream = self._last_index if self.streams.current() == self._last else self.enter()
+            stream = self._last_index if self.peek() == self._last else self.enter()
             planned = self._planned.get((stage, kind, microbatch))
             if planned is None:
                 raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",

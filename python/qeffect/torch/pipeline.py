@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 from ..errors import ArgumentError, ContractError, Error
 from ..schedule import Action, Schedule
 from ._need import torch
+from .admit import admit, told
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract
 from .optimizer import StepGuard, tell_commits
 from .stage import Slot, Stage, capture_stream, device_of, must_deposit, must_not_share
@@ -174,7 +175,7 @@ class Pipeline:
         try:
             self.contract.refuse_launch(stage.index, 0, change[0], 1, 0)
         except ContractError as error:
-            raise Trap(_with(error, f" What changed: {change[1]}."), stage.name, None, submitted_at()) from None
+            raise Trap(told(error, f" What changed: {change[1]}."), stage.name, None, submitted_at()) from None
 
     def run(self, action: Action, x: "torch.Tensor", target: "torch.Tensor", submitted: str = "") -> None:
         """Submits one action; only the first stage takes `x`, only the last one `target`. Any thread may call it, for
@@ -184,31 +185,14 @@ class Pipeline:
                          action.microbatch, submitted or submitted_at())
         stage = self.stages[action.stage]
         try:
-            self._check_seal(stage, action)
-            place = self.contract.submit(action.stage, action.kind, action.microbatch)
+            slot = admit(self.contract, stage, action.kind, action.microbatch)
         except Trap:
             raise
         except ContractError as error:
             raise Trap(error, stage.name, action.microbatch, submitted or submitted_at()) from None
-        slot = stage.slots[place.slot]
         if action.kind == FORWARD:
             slot.submitted = submitted  # of the step's line, where it is known: finding it takes microseconds
         self._handlers[action.kind](stage, slot, action, x, target)
-
-    def _check_seal(self, stage: Stage, action: Action) -> None:
-        microbatch = action.microbatch
-        if action.kind != FORWARD:
-            place = self.contract.places.get((action.stage, microbatch))
-            if place is not None and stage.slots[place.slot].microbatch == microbatch:
-                stage.check_weights(stage.slots[place.slot])
-        moved = stage.moved(action.kind)
-        if moved is not None:
-            try:
-                self.contract.refuse_launch(stage.index, microbatch, "address", moved[1], moved[2])
-            except ContractError as error:
-                raise _with(error, f" What moved: {moved[0]}.") from None
-        if stage.mode_changed:
-            self.contract.refuse_launch(stage.index, microbatch, "mode", 1, 0)
 
     def _forward(self, stage: Stage, slot: Slot, action: Action, x: Any, target: Any) -> None:
         microbatch, last = action.microbatch, stage is self.last
@@ -332,10 +316,6 @@ def _with_loss(stage: Stage, loss: Loss) -> Stage:
     inner = stage.function
     stage.function = lambda x, target: loss(inner(x), target)
     return stage
-
-
-def _with(error: ContractError, detail: str) -> ContractError:
-    return ContractError(error.message + detail, rule=error.rule, violations=error.violations, trace=error.trace)
 
 
 def _key(action: Action) -> tuple[int, int]:

@@ -11,22 +11,21 @@ import gc
 import threading
 import time
 from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import ArgumentError, Error, UnsupportedError
 from ._need import torch
 from .build import Build
+from .inside import count_writes, fitting
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .seal import Place, Seal
 from .split import Postponed, Queue, split_linears
 from .trap import breach, submitted_at
 
-_version: Callable[[Any], int] = attrgetter("_version")
-_look: Callable[[Any], Any] = attrgetter("shape", "dtype", "device")
 LIVES = ("1s", "s", "1", "")  # 1: the first of the step; s: backward is I and W, else B
+Weights = Union[tuple[()], tuple[int, tuple[int, ...]]]  # nothing, or commits and how often each was written
 WARMUPS = 3  # libraries choose algorithms and make workspaces in the first calls, which must not be captured
 
 
@@ -47,7 +46,7 @@ class Slot:
         self.handed = Handed()
         self.pool: Any = None
         self.fused: list[int] = []  # parameters (by index) that the module itself deposits
-        self.weights: tuple[int, ...] = ()  # versions of the parameters that its forward read
+        self.weights: Weights = ()  # versions of the parameters that its forward read
         self.life = ""  # of LIVES: which of its recordings the microbatch uses
 
     @property
@@ -89,10 +88,11 @@ class Stage:
         self._active: Optional[Slot] = None
         self.seals = (Seal(), Seal())
         self.build: Optional[Build] = None  # what was captured
-        self.step_weights: tuple[int, ...] = ()  # versions of the parameters that the whole step reads, where told
-        self._likenesses: list[Any] = []
+        self._written = count_writes(self.parameters)
+        self.step_weights: Weights = ()  # versions of the parameters that the whole step reads, where told
+        self._fits: Callable[[Sequence[Any]], bool] = lambda arguments: False
         self._sealed_training = module.training
-        self._autocast: Any = None  # what it was captured under
+        self._captured_on, self._autocast = "cpu", None  # device and autocast that it was captured under
         self._scratch: dict[int, "torch.Tensor"] = {}
         before = module.__dict__.get("forward")
         self._undo: Callable[[], None] = split_linears(module, self._queue_now, self._trains)
@@ -320,14 +320,8 @@ class Stage:
 
     def check_arguments(self, arguments: Sequence[Any]) -> None:
         """Raises: ArgumentError where they are not what was captured."""
-        if not self.capture:
+        if not self.capture or self._fits(arguments):
             return
-        try:  # asked at every replay: most stages take tensors alone
-            if list(map(_look, arguments)) == self._likenesses:
-                return
-        except AttributeError:
-            if list(map(_likeness, arguments)) == self._likenesses:
-                return
         expected = self.slots[0].inputs
         if len(arguments) != len(expected):
             raise ArgumentError(f"{self.name} was captured with {len(expected)} arguments; {len(arguments)} came")
@@ -381,8 +375,9 @@ class Stage:
             torch.cuda.synchronize(self.device)
         self.seals = self._sealed()
         self.seal_build()
-        self._likenesses = list(map(_likeness, self.slots[0].inputs))
-        self._sealed_training, self._autocast = self.module.training, _autocast_now(self.device.type)
+        self._fits = fitting(self.slots[0].inputs)
+        self._sealed_training, self._captured_on = self.module.training, self.device.type
+        self._autocast = _autocast_now(self._captured_on)
         self.capture_seconds = time.perf_counter() - began
 
     def keep_hidden(self) -> Callable[[], None]:
@@ -439,7 +434,8 @@ class Stage:
         if self.accumulate:
             self.main_grads()
             into = [(f"main_grad of {n}", p.__dict__, "main_grad") for n, p in zip(self.names, self.parameters)]
-        return Seal(found), Seal(found + into)
+        mode = [(self.module.__dict__, "training")]
+        return Seal(found, mode), Seal(found + into, mode)
 
     def moved(self, kind: str = "B") -> Optional[tuple[str, int, int]]:
         """(name, address that was captured, address now) of a tensor that moved since and that the action touches."""
@@ -455,8 +451,9 @@ class Stage:
         """What became of the module since it was captured (`Build.changed`); None: it is as it was. Where it runs
         eagerly, only a parameter that is not the stage's matters: nobody would give it its gradient."""
         if self.capture and self.build is not None:
-            if _autocast_now(self.device.type) != self._autocast:
-                return "mode", f"autocast is {_autocast_now(self.device.type)} and was {self._autocast}"
+            autocast = _autocast_now(self._captured_on)
+            if autocast != self._autocast:
+                return "mode", f"autocast is {autocast} and was {self._autocast}"
             return self.build.changed()
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._index_of:
@@ -469,15 +466,15 @@ class Stage:
         if self.accumulate and (not self.capture or any(map(_hooked, self.parameters))):  # captured: sealed
             must_deposit([self])
 
-    def _versions(self) -> tuple[int, ...]:
-        return (self.commits, *map(_version, self.parameters))
+    def _versions(self) -> tuple[int, tuple[int, ...]]:
+        return self.commits, self._written()
 
     def check_weights(self, slot: Slot) -> None:
         """Ahead of a backward. Raises: Trap where a parameter was written since the slot's forward."""
         now = self._versions()
         if now == slot.weights or not slot.weights:
             return
-        changed = [n for n, a, b in zip(self.names, now[1:], slot.weights[1:]) if a != b]
+        changed = [n for n, a, b in zip(self.names, now[1], slot.weights[1]) if a != b]
         raise breach("weight.version", f"{', '.join(changed) or 'an optimizer stepped: parameters'} changed between "
                      "forward and backward, which would meet other weights", self.name, slot.microbatch,
                      submitted_at() or slot.submitted)
@@ -585,11 +582,6 @@ def device_of(module: "torch.nn.Module") -> "torch.device":
     """Where its parameters, or else its buffers, are; the CPU where it has none."""
     tensors: list["torch.Tensor"] = [*module.parameters(), *module.buffers()]
     return tensors[0].device if tensors else torch.device("cpu")
-
-
-def _likeness(value: Any) -> Any:
-    """What of an argument must be as it was captured: shape, dtype and device, or the value of what is no tensor."""
-    return _look(value) if is_tensor(value) else value
 
 
 def _leaf(argument: Any) -> Any:

@@ -5,8 +5,8 @@ another stream than the part before it, that stream waits for the former (enter)
 stream, the caller's later work there comes behind (exit)."""
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, Callable, Protocol
 
 from ._need import torch
 
@@ -22,14 +22,16 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """torch's streams of one device, named by their handles: asked at every replay, a stream object costs 3 us."""
+    """torch's streams of one device, named by their handles: asked at every replay, a stream object costs 3 us.
+    `peek`: the handle alone, to be held against one that `current` told before."""
 
     def __init__(self, index: int) -> None:
         self._index = index
+        self.peek = partial(torch._C._cuda_getCurrentRawStream, index)
         self._streams: dict[int, Any] = {}  # handle -> stream, which keeps it alive
 
     def current(self) -> Any:
-        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        handle = self.peek()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream(self._index)
         return handle
@@ -46,6 +48,12 @@ class HostStreams:
 
     def order(self, earlier: Any, later: Any) -> None:
         return None
+
+
+def peek_of(streams: Streams) -> Callable[[], Any]:
+    """The shortest way to see whether the current stream is one that is known."""
+    found: Callable[[], Any] = getattr(streams, "peek", streams.current)
+    return found
 
 
 def streams_of(device: "torch.device") -> Streams:
