@@ -32,9 +32,7 @@ typedef struct qe_bench_layer {
 typedef struct qe_bench_ceilings {
     double product_flops; /* of a large square product, fast accumulation */
     double copy_bytes;    /* of a large copy, read and written */
-    /* Of qe_bench_run_ceilings alone. */
-    double sum_bytes;     /* of a large addition onto something: two values read, one written */
-    double launch_s;      /* of an op that moves next to nothing, among others like it */
+    double sum_bytes;     /* qe_bench_run_ceilings alone: of a large addition onto something */
 } qe_bench_ceilings;
 
 qe_status qe_bench_layer_measure(qe_layer *layer, double seconds, int with_eager, qe_bench_layer *out,

@@ -69,7 +69,7 @@ static void fill_batch(qe_session *session, uint64_t step) {
     }
 }
 
-static qe_status run_step(qe_bench_run *run, qe_error *error_out) {
+qe_status qe_bench_run_step(qe_bench_run *run, qe_error *error_out) {
     uint64_t step = ++run->next_step;
     fill_batch(&run->session, step);
     qe_status status = qe_session_step_given(&run->session, step, &run->last, error_out);
@@ -87,12 +87,12 @@ qe_status qe_bench_run_open(qe_bench_run *run, const qe_settings *settings, qe_d
     double begin = qe_bench_now();
     memset(run, 0, sizeof *run);
     qe_status status = qe_session_open(&run->session, settings, &options, error_out);
-    if (status == QE_CONTRACT)
+    if (status == QE_CONTRACT && error_out->message[0] == 0) /* the plan's; else a recording's, which is in words */
         return qe_error_set(error_out, status, "qeffect train names the rule", "the schedule cannot run");
     QE_TRY(status);
     run->open_s = qe_bench_now() - begin;
     QE_TRY(fill_weights(&run->session, error_out));
-    for (int i = 0; i < WARM_UP_STEPS; i++) QE_TRY(run_step(run, error_out));
+    for (int i = 0; i < WARM_UP_STEPS; i++) QE_TRY(qe_bench_run_step(run, error_out));
     return QE_OK;
 }
 
@@ -101,7 +101,7 @@ qe_status qe_bench_run_steps(qe_bench_run *run, uint64_t steps, qe_error *error_
     for (uint64_t i = 0; i < steps; i++) {
         if (run->rest_ms > 0) (void)usleep((useconds_t)run->rest_ms * 1000);
         double begin = qe_bench_now();
-        QE_TRY(run_step(run, error_out));
+        QE_TRY(qe_bench_run_step(run, error_out));
         run->step_s[run->measured] = qe_bench_now() - begin;
         run->actions_ns[run->measured] = run->last.actions_ns;
         run->commit_ns[run->measured++] = run->last.commit_ns;
@@ -211,46 +211,30 @@ static void ceiling_close(ceiling *c) {
     c->backend->close(c->device);
 }
 
-/* Seconds of a row of ops: one that goes ahead (NULL: none), then another several times. The first row warms up. */
-static qe_status ceiling_row(ceiling *c, const qe_op *ahead, const qe_op *op, int turns, double *seconds_out,
-                             qe_error *error_out) {
-    enum { SAMPLES = 7 };
+/* Seconds of one op, in a row of several. The first row warms up. */
+static qe_status ceiling_op(ceiling *c, const qe_op *op, double *seconds_out, qe_error *error_out) {
+    enum { SAMPLES = 7, TURNS = 8 };
     double samples[SAMPLES];
     QE_TRY(c->backend->prepare(c->device, op, error_out));
     for (int s = -1; s < SAMPLES; s++) {
         double begin = qe_bench_now();
-        if (ahead != NULL) QE_TRY(c->backend->stream->submit(c->stream, ahead));
-        for (int i = 0; i < turns; i++) QE_TRY(c->backend->stream->submit(c->stream, op));
+        for (int i = 0; i < TURNS; i++) QE_TRY(c->backend->stream->submit(c->stream, op));
         QE_TRY(c->backend->stream->sync(c->stream, error_out));
         if (s >= 0) samples[s] = qe_bench_now() - begin;
     }
-    *seconds_out = qe_bench_median(samples, SAMPLES);
+    *seconds_out = qe_bench_median(samples, SAMPLES) / TURNS;
     return QE_OK;
 }
 
-enum { LARGE_TURNS = 8, SMALL_TURNS = 192, SMALL_VALUES = 1024 };
-
-/* Of movements: large ones, where nothing but the rate counts, and small ones, where the rate does not. */
 static qe_status ceiling_movements(ceiling *c, qe_bench_ceilings *out, qe_error *error_out) {
     double seconds;
     qe_op copy = {.kind = QE_OP_COPY}, sum = {.kind = QE_OP_ACCUMULATE};
     copy.args.copy = (qe_args_copy){.from = c->a, .to = c->c, .bytes = c->bytes};
     sum.args.accumulate = (qe_args_accumulate){.from = c->a, .to = c->c, .count = c->bytes / sizeof(float)};
-    QE_TRY(ceiling_row(c, NULL, &copy, LARGE_TURNS, &seconds, error_out));
-    out->copy_bytes = 2.0 * LARGE_TURNS * (double)c->bytes / seconds;
-    QE_TRY(ceiling_row(c, NULL, &sum, LARGE_TURNS, &seconds, error_out));
-    out->sum_bytes = 3.0 * LARGE_TURNS * (double)c->bytes / seconds;
-    return QE_OK;
-}
-
-/* While a product goes ahead the host submits the small ones, so its pace does not count. */
-static qe_status ceiling_launch(ceiling *c, const qe_op *product, qe_bench_ceilings *out, qe_error *error_out) {
-    double without, with;
-    qe_op small = {.kind = QE_OP_ACCUMULATE};
-    small.args.accumulate = (qe_args_accumulate){.from = c->a, .to = c->c, .count = SMALL_VALUES};
-    QE_TRY(ceiling_row(c, product, &small, 0, &without, error_out));
-    QE_TRY(ceiling_row(c, product, &small, SMALL_TURNS, &with, error_out));
-    out->launch_s = with > without ? (with - without) / SMALL_TURNS : 0.0;
+    QE_TRY(ceiling_op(c, &copy, &seconds, error_out));
+    out->copy_bytes = 2.0 * (double)c->bytes / seconds;
+    QE_TRY(ceiling_op(c, &sum, &seconds, error_out));
+    out->sum_bytes = 3.0 * (double)c->bytes / seconds;
     return QE_OK;
 }
 
@@ -264,9 +248,8 @@ static qe_status ceiling_rates(ceiling *c, uint32_t side, qe_bench_ceilings *out
                                            .out = side, .accumulation = QE_ACCUMULATE_FAST};
     product.args.linear.w.codes = c->b;
     double seconds;
-    QE_TRY(ceiling_row(c, NULL, &product, LARGE_TURNS, &seconds, error_out));
-    out->product_flops = LARGE_TURNS * 2.0 * side * side * side / seconds;
-    QE_TRY(ceiling_launch(c, &product, out, error_out));
+    QE_TRY(ceiling_op(c, &product, &seconds, error_out));
+    out->product_flops = 2.0 * side * side * side / seconds;
     return ceiling_movements(c, out, error_out);
 }
 

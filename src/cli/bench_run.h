@@ -35,7 +35,9 @@ typedef struct qe_bench_run {
 /* Opens, fills, and runs two steps that are not measured. Owns: close it either way. */
 qe_status qe_bench_run_open(qe_bench_run *run, const qe_settings *settings, qe_device_kind device,
                             qe_error *error_out);
-/* Runs and measures more steps. On failure: QE_CONTRACT too where a step breaks a rule or is not finite. */
+/* One step that is not measured. On failure: QE_CONTRACT too where it breaks a rule or is not finite. */
+qe_status qe_bench_run_step(qe_bench_run *run, qe_error *error_out);
+/* Runs and measures more steps. On failure: as a step that is not measured. */
 qe_status qe_bench_run_steps(qe_bench_run *run, uint64_t steps, qe_error *error_out);
 void qe_bench_run_close(qe_bench_run *run);
 

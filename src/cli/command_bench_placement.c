@@ -4,7 +4,7 @@
 #include <string.h>
 #include <jansson.h>
 #include "base/assert.h"
-#include "cli/bench_run.h"
+#include "cli/bench_deposits.h"
 
 enum { DIRECT, COPY, WAYS, SHAPE_NAME_BYTES = 48 };
 
@@ -17,7 +17,8 @@ typedef struct row {
     uint64_t linear_copies;            /* of them gradients of quantized linears */
     double moved_bytes, summed_bytes;  /* that the copies of a step read and write: moves, and additions */
     uint64_t launches;                 /* of them */
-    double saved_ms, bytes_ms, launches_ms; /* measured; what bytes over bandwidth tell, and the launches beside them */
+    double saved_ms, bytes_ms;         /* measured; and what these bytes take at the rates of large ones */
+    qe_bench_deposits deposits;        /* what they take at their own sizes, and products that need not read */
     char hash[WAYS][QE_STATE_HASH_BYTES];
     char backend[176];
 } row;
@@ -34,8 +35,7 @@ typedef struct bench {
 } bench;
 
 /* What copies read and write, from the plan: a move reads and writes the gradient once, an addition reads what is there
- * too; and how many ops that are. That a product which sets does not read the gradient is not counted: it would read
- * behind its arithmetic. */
+ * too; and how many ops that are. */
 static void count_planned(row *r, const qe_plan *plan) {
     for (uint32_t rank = 0; rank < plan->ranks; rank++)
         for (uint32_t u = 0; u < plan->rank[rank].unit_count; u++) {
@@ -66,6 +66,10 @@ static qe_status hash_way(bench *b, int way, qe_error *error) {
     return qe_team_state_hash(b->run[way]->session.team, b->row.hash[way], error);
 }
 
+static qe_status foretell(bench *b, qe_error *error) {
+    return qe_bench_deposits_measure(b->run[COPY], b->steps, b->pairs, &b->row.deposits, error);
+}
+
 /* The two take turns, and who begins changes. */
 static qe_status take_turns(bench *b, qe_error *error) {
     for (int way = 0; way < WAYS; way++) QE_TRY(open_way(b, way, error));
@@ -73,7 +77,7 @@ static qe_status take_turns(bench *b, qe_error *error) {
         for (uint64_t turn = 0; turn < WAYS; turn++)
             QE_TRY(qe_bench_run_steps(b->run[(turn + pair) % WAYS], b->steps, error));
     for (int way = 0; way < WAYS; way++) QE_TRY(hash_way(b, way, error));
-    return QE_OK;
+    return foretell(b, error);
 }
 
 /* Streams of two teams of several ranks are more than a GPU has connections for, and one that waits would hold up
@@ -83,6 +87,7 @@ static qe_status one_by_one(bench *b, qe_error *error) {
         QE_TRY(open_way(b, way, error));
         QE_TRY(qe_bench_run_steps(b->run[way], b->pairs * b->steps, error));
         QE_TRY(hash_way(b, way, error));
+        if (way == COPY) QE_TRY(foretell(b, error));
         qe_bench_run_close(b->run[way]);
     }
     return QE_OK;
@@ -106,7 +111,6 @@ static void take_figures(bench *b) {
     r->ratio.high = ratios[b->pairs - 1 - b->pairs / 4];
     r->saved_ms = r->step_ms[COPY] - r->step_ms[DIRECT];
     r->bytes_ms = 1e3 * (r->moved_bytes / b->ceilings.copy_bytes + r->summed_bytes / b->ceilings.sum_bytes);
-    r->launches_ms = 1e3 * (double)r->launches * b->ceilings.launch_s;
     b->differs |= strcmp(r->hash[DIRECT], r->hash[COPY]) != 0;
 }
 
@@ -119,6 +123,10 @@ static qe_status measure(bench *b, qe_error *error) {
     for (int way = WAYS; way-- > 0;) qe_bench_run_close(b->run[way]);
     qe_bench_choices_close(&choices);
     return status;
+}
+
+static double foretold_ms(const row *r) {
+    return r->deposits.copies_ms - r->deposits.reads_ms;
 }
 
 static json_t *row_json(const bench *b) {
@@ -142,12 +150,30 @@ static json_t *row_json(const bench *b) {
     json_object_set_new(document, "copy_launches", json_integer((json_int_t)r->launches));
     json_object_set_new(document, "saved_ms", json_real(r->saved_ms));
     json_object_set_new(document, "bytes_ms", json_real(r->bytes_ms));
-    json_object_set_new(document, "launches_ms", json_real(r->launches_ms));
-    json_object_set_new(document, "predicted_ms", json_real(r->bytes_ms + r->launches_ms));
+    json_object_set_new(document, "copies_ms", json_real(r->deposits.copies_ms));
+    json_object_set_new(document, "read_bytes", json_real(r->deposits.read_bytes));
+    json_object_set_new(document, "reads_ms", json_real(r->deposits.reads_ms));
+    json_object_set_new(document, "predicted_ms", json_real(foretold_ms(r)));
     json_object_set_new(document, "direct_state_hash", json_string(r->hash[DIRECT]));
     json_object_set_new(document, "copy_state_hash", json_string(r->hash[COPY]));
     json_object_set_new(document, "same_bits", json_boolean(strcmp(r->hash[DIRECT], r->hash[COPY]) == 0));
     return document;
+}
+
+static double rate_tb(double bytes, double ms) {
+    return ms > 0 ? 1e-9 * bytes / ms : 0;
+}
+
+static void print_saved(const row *r) {
+    const qe_bench_deposits *d = &r->deposits;
+    double copied = r->moved_bytes + r->summed_bytes;
+    printf("  saved           %9.3f ms   foretold %7.3f ms   saved / foretold %.2f\n", r->saved_ms, foretold_ms(r),
+           r->saved_ms / foretold_ms(r));
+    printf("  foretold        %9.3f ms for %.3f GB in %llu copies (%.2f TB/s), less %.3f ms for %.3f GB that products "
+           "do not read (%.2f TB/s)\n",
+           d->copies_ms, 1e-9 * copied, (unsigned long long)r->launches, rate_tb(copied, d->copies_ms), d->reads_ms,
+           1e-9 * d->read_bytes, rate_tb(d->read_bytes, d->reads_ms));
+    printf("  at large rates  %9.3f ms for the copies   saved / that %.2f\n", r->bytes_ms, r->saved_ms / r->bytes_ms);
 }
 
 static void print_row(const bench *b) {
@@ -162,10 +188,7 @@ static void print_row(const bench *b) {
     printf("  gradient copies direct %9llu      copy %9llu      of them of quantized linears %llu\n",
            (unsigned long long)r->copies[DIRECT], (unsigned long long)r->copies[COPY],
            (unsigned long long)r->linear_copies);
-    printf("  saved           %9.3f ms; %.3f GB more take %.3f ms (ratio %.2f), %llu launches besides %.3f ms (ratio "
-           "%.2f)\n",
-           r->saved_ms, 1e-9 * (r->moved_bytes + r->summed_bytes), r->bytes_ms, r->saved_ms / r->bytes_ms,
-           (unsigned long long)r->launches, r->launches_ms, r->saved_ms / (r->bytes_ms + r->launches_ms));
+    print_saved(r);
     printf("  state           direct %s\n                  copy   %s\n", r->hash[DIRECT], r->hash[COPY]);
 }
 
@@ -222,13 +245,12 @@ static int run_shapes(bench *b) {
     int told = status == QE_EXIT_OK || status == QE_EXIT_DIFFERS;
     if (!told) return status;
     if (!b->cli->json) {
-        printf("rates: a large copy %.3f TB/s, a large addition %.3f TB/s; a launch that moves nothing %.2f us\n",
-               1e-12 * b->ceilings.copy_bytes, 1e-12 * b->ceilings.sum_bytes, 1e6 * b->ceilings.launch_s);
+        printf("rates: a large copy %.3f TB/s, a large addition %.3f TB/s\n", 1e-12 * b->ceilings.copy_bytes,
+               1e-12 * b->ceilings.sum_bytes);
         return status;
     }
-    return qe_cli_json(json_pack("{s:f, s:f, s:f, s:O}", "copy_bytes_per_s", b->ceilings.copy_bytes,
-                                 "sum_bytes_per_s", b->ceilings.sum_bytes, "launch_s", b->ceilings.launch_s, "rows",
-                                 b->list),
+    return qe_cli_json(json_pack("{s:f, s:f, s:O}", "copy_bytes_per_s", b->ceilings.copy_bytes, "sum_bytes_per_s",
+                                 b->ceilings.sum_bytes, "rows", b->list),
                        status);
 }
 
@@ -271,12 +293,16 @@ const qe_command qe_command_bench_placement = {
         "Two runs from the same random weights take turns (ranks that share a GPU: one run after the other): one\n"
         "accumulates every weight gradient where it lives, the other in memory that belongs to its graph, from which\n"
         "it goes on behind every microbatch (docs/placement.md). Prints both step times, how many gradients were\n"
-        "copied in a step, the bytes that this moved and what they take at the rate of a large copy and a large\n"
-        "addition timed in the same run, what launches that move nothing take, and the state's hash of both: other\n"
-        "bits are exit status 4.\n"
+        "copied in a step, what was saved and what was foretold, and the state's hash of both: other bits are exit\n"
+        "status 4.\n"
+        "\n"
+        "Foretold: the bytes that copies move, over the rate at which the same kernels move them at the same sizes\n"
+        "behind products; less what products read that add in place, over the rate of that. Both rates are timed in\n"
+        "the same run, without a step, on other memory. Beside it, what the copies would take at the rates of a\n"
+        "large copy and a large addition.\n"
         "\n"
         "A chip at its limit of power slows down with every product, and a copy, which takes less power, gives some\n"
-        "of that back: then copies cost less than their bytes say. --rest 150 lets it rest before every step.\n"
+        "of that back. --rest 150 lets it rest before every step and every timing.\n"
         "\n"
         "Shapes: hHIDDEN-tTOKENS, e.g. h2048-t1024 (the default on cuda): 4 layers over 4 ranks of one process,\n"
         "ffn 4 hidden, zbh1, 8 microbatches of so many tokens; with -alone behind it one rank under 1f1b, whose\n"
