@@ -10,7 +10,11 @@ static const qe_layer_shape shapes[] = {
     {"h4096-long", 4096, 14336, 32, 8, 8192},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
-static const qe_layer_shape tiny = {"tiny", 64, 96, 4, 2, 64}; /* for tests, and for a look at the host */
+static const qe_layer_shape others[] = {
+    {"1.1b", 2048, 5632, 32, 4, 2048}, /* of `bench step` */
+    {"tiny", 64, 96, 4, 2, 64},        /* for tests, and for a look at the host */
+};
+enum { OTHERS = sizeof others / sizeof *others };
 
 typedef struct row {
     const qe_layer_shape *shape;
@@ -116,9 +120,10 @@ static void print_row(const row *r) {
 }
 
 static const qe_layer_shape *shape_named(const char *name) {
-    if (strcmp(name, tiny.name) == 0) return &tiny;
     for (int i = 0; i < SHAPES; i++)
         if (strcmp(name, shapes[i].name) == 0) return &shapes[i];
+    for (int i = 0; i < OTHERS; i++)
+        if (strcmp(name, others[i].name) == 0) return &others[i];
     return NULL;
 }
 
@@ -188,13 +193,14 @@ const qe_command qe_command_bench_layer = {
         "fast and attention in any order.\n"
         "\n"
         "Shapes: h1024 (ffn 4096, 16 heads, 1024 tokens), h2048 (8192, 16, 2048), h4096 (14336, 32/8, 2048),\n"
-        "h4096-long (8192 tokens); without one, all of them. tiny is there for a look.\n"
+        "h4096-long (8192 tokens); without one, all of them. Besides: 1.1b, a layer of `bench step 1.1b`, and tiny,\n"
+        "which is there for a look.\n"
         "\n"
         "Examples:\n"
         "  qeffect bench layer --device cuda\n"
         "  qeffect bench layer tiny --seconds 1 --json\n",
     .options = options,
     .arguments_min = 0,
-    .arguments_max = SHAPES + 1,
+    .arguments_max = SHAPES + OTHERS,
     .run = run_bench_layer,
 };
