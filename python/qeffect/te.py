@@ -19,6 +19,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 from .errors import ArgumentError, UnsupportedError
 from .torch import Pipeline as _Pipeline
 from .torch._need import torch
+from .torch.attributes import written_anywhere
 from .torch.callables import build
 from .torch.contract import Contract
 from .torch.record import Tensors
@@ -47,6 +48,8 @@ if _version is None or _version.groups() != KNOWN:
 
 _FORWARD, _BACKWARD = "scaling_fwd", "scaling_bwd"
 _WRAPPED = "make_graphed_callables.<locals>.wrap_autocast.<locals>.call_func"  # what its captures make of a __call__
+_NOTES = frozenset({"fp8_meta", "quantizers", "_fp8_workspaces", "param_init_meta",
+                    "wgrad_accumulation_and_reduce_hooks"})  # containers that its modules fill as they are called
 _RECOMPUTE = "global_fp8_buffer_pos_fwd_recompute"  # where a module finds its queue of scales for recomputation
 
 
@@ -236,6 +239,12 @@ class TEStage(Stage):
         if self.folds == "te":
             _fold([s for name, s in self.states().items() if name.endswith(direction)], self.recipe, direction)
 
+    def keeps(self, kind: type) -> frozenset[str]:
+        return written_anywhere(kind) | _NOTES if _is_te(kind) else super().keeps(kind)
+
+    def knows(self, kind: type) -> bool:
+        return _is_te(kind)
+
     # ---- hidden state ----
 
     def states(self) -> dict[str, Any]:
@@ -280,6 +289,10 @@ class TEStage(Stage):
                         state.amax_history.zero_()
 
         return put_all_back
+
+
+def _is_te(kind: type) -> bool:
+    return kind.__module__.startswith("transformer_engine.")
 
 
 class Workspace:

@@ -105,6 +105,27 @@ def test_an_evaluation_between_steps_leaves_no_amax() -> None:
     assert same(*found)
 
 
+def test_a_setting_that_changed_is_told_and_what_calls_of_the_modules_leave_behind_is_none() -> None:
+    """Its modules keep notes of every call in their attributes: whether it was in FP8, in which dtype."""
+    made = modules()
+    pipeline, _ = pipeline_of(made, "1f1b", "delayed", True)
+    batches = data(4, zero=False)
+    pipeline.step(*batches[0])
+    with torch.no_grad():
+        made[0](batches[0][0][0])
+        with torch.autocast("cuda", dtype=torch.float16):
+            made[1].c(batches[0][0][0])
+    pipeline.step(*batches[1])
+    for change, back, told in (("eps", 1e-5, "stages.1.a.eps is 0.125 and was 1e-05"),
+                               ("zero_centered_gamma", False, "stages.1.a.zero_centered_gamma is 0.125 and was False")):
+        setattr(made[1].a, change, 0.125)
+        with pytest.raises(qt.Trap, match=told) as caught:
+            pipeline.step(*batches[2])
+        assert caught.value.rule == "graph.constant"
+        setattr(made[1].a, change, back)
+        pipeline.step(*batches[3])
+
+
 def test_fp8_state_is_plain_tensors_that_another_pipeline_goes_on_with(tmp_path: Any) -> None:
     from safetensors.torch import load_file, save_file
     batches = data(6, zero=False)

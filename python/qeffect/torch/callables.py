@@ -436,9 +436,14 @@ def _stages(modules: Sequence[Any], names: Optional[Sequence[str]], slots: Seque
 def _capture_all(stages: Sequence[Stage], samples: Sequence[Sequence[Any]], keywords: Sequence[dict[str, Any]],
                  kinds: Sequence[str], warmups: int) -> None:
     side = capture_stream(stages[0].device)
-    for stage, arguments, words in zip(stages, samples, keywords):
-        leaves, stage.spec = tree_flatten((tuple(arguments), dict(words)))
-        stage.prepare(leaves, [kinds] * len(stage.slots), side, max(1, warmups))
+    try:
+        for stage, arguments, words in zip(stages, samples, keywords):
+            leaves, stage.spec = tree_flatten((tuple(arguments), dict(words)))
+            stage.prepare(leaves, [kinds] * len(stage.slots), side, max(1, warmups))
+    except BaseException:
+        for stage in stages:
+            stage.close()
+        raise
 
 
 def _kinds(split: bool, cached: bool) -> tuple[str, ...]:

@@ -71,7 +71,11 @@ class Pipeline:
         self._losses = torch.zeros(self.microbatches, device=self.device)
         self._handlers = {FORWARD: self._forward, INPUT_GRAD: self._input_grad, WEIGHT_GRAD: self._weight_grad,
                           BACKWARD: self._backward}
-        self._prepare(quiet)
+        try:
+            self._prepare(quiet)
+        except BaseException:
+            self.close()
+            raise
         if self.last is not None and self.last.slots[0].fixed and self.last.slots[0].fixed[0] is not None:
             self._seed = self._seed.to(self.last.slots[0].fixed[0].dtype)  # of a loss in bf16, say
 

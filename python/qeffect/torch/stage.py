@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import ArgumentError, Error, UnsupportedError
 from ._need import torch
+from .attributes import stored_by_forward
 from .build import Build
+from .habits import Habits
 from .inside import count_writes, fitting
 from .record import GraphRecording, Handed, HostRecording, Recording, Tensors
 from .seal import Place, Seal
@@ -88,6 +90,7 @@ class Stage:
         self._active: Optional[Slot] = None
         self.seals = (Seal(), Seal())
         self.build: Optional[Build] = None  # what was captured
+        self._own: frozenset[str] = frozenset()  # attributes that its forward was seen to write
         self._written = count_writes(self.parameters)
         self.step_weights: Weights = ()  # versions of the parameters that the whole step reads, where told
         self._fits: Callable[[Sequence[Any]], bool] = lambda arguments: False
@@ -363,16 +366,23 @@ class Stage:
             torch.cuda.synchronize(self.device)
         put_back = self._keep_state()
         numbers = _generator_state(self.device)
+        habits = Habits(self.module, self.name, self.knows)
         outputs = self.sample(arguments, side)
+        habits.settle()
         with _no_collection():
             for slot, wanted in zip(self.slots, kinds):
                 self._allocate(slot, arguments, outputs)
                 _on(side, lambda: self._warm(slot, wanted, warmups))
                 self._record_all(slot, wanted, side)
+        broken = habits.broken(lambda: self.sample(arguments, side))
         put_back()
         _restore_generator(self.device, numbers)
         if side is not None:
             torch.cuda.synchronize(self.device)
+        if broken:
+            raise UnsupportedError(broken, remedy="write it in place, or leave the module out of capture",
+                                   status="unsupported")
+        self._own = habits.own()
         self.seals = self._sealed()
         self.seal_build()
         self._fits = fitting(self.slots[0].inputs)
@@ -445,7 +455,15 @@ class Stage:
 
     def seal_build(self) -> None:
         """The module is from now on what it is now."""
-        self.build = Build(self.module, self.name)
+        self.build = Build(self.module, self.name, self.keeps, self._own)
+
+    def keeps(self, kind: type) -> frozenset[str]:
+        """Attributes that modules of a class write themselves, whatever they are at a time."""
+        return stored_by_forward(kind)
+
+    def knows(self, kind: type) -> bool:
+        """What modules of a class leave in their attributes is known to be no part of what they compute."""
+        return False
 
     def rebuilt(self) -> Optional[tuple[str, str]]:
         """What became of the module since it was captured (`Build.changed`); None: it is as it was. Where it runs
