@@ -4,6 +4,7 @@
  *   Torch(offset, kinds, functions)                    torch's functions for what it is asked about a tensor
  *   Places(owners, keys, values, addresses, torch)     what dictionaries held, and where tensors lay
  *   attributes(objects, name)                          an attribute of each, such as how often a tensor was written
+ *   Issuer(issue, ledger, violations, items)           a ledger that is asked about planned items
  *
  * The functions take the at::Tensor that is `offset` bytes into torch's Python object. qeffect/torch/inside.py finds
  * them and the offset while it runs, and holds their answers against those of torch's Python before they are used;
@@ -14,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "qeffect/ledger.h"
 
 enum { KINDS = 2, RANK_MAX = 16 }; /* tensors of more dimensions are left to Python */
 
@@ -241,7 +244,7 @@ static PyObject *torch_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     return (PyObject *)self;
 }
 
-static void torch_dealloc(PyObject *object) {
+static void plain_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -255,9 +258,64 @@ static PyMethodDef torch_methods[] = {
     {"fit", METHOD(torch_fit), METH_FASTCALL, "Every argument looks like the one that was captured."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot torch_slots[] = {{Py_tp_doc, "torch's functions for what is asked about tensors at every replay."},
-                                    {Py_tp_new, torch_new}, {Py_tp_dealloc, torch_dealloc},
+                                    {Py_tp_new, torch_new}, {Py_tp_dealloc, plain_dealloc},
                                     {Py_tp_methods, torch_methods}, {0, NULL}};
 static PyType_Spec torch_spec = {"qeffect._seal.Torch", (int)sizeof(torch_inside), 0, Py_TPFLAGS_DEFAULT, torch_slots};
+
+/* ---- Issuer ---- */
+
+/* qe_ledger_issue, which is in the library beside this one. */
+typedef qe_status issue_function(qe_ledger *ledger, uint32_t index, qe_violations *violations_out);
+
+typedef struct issuer {
+    PyObject_HEAD
+    issue_function *issue;
+    qe_ledger *ledger; /* its owner keeps both */
+    qe_violations *violations;
+    uint32_t items; /* of the ledger's program */
+} issuer;
+
+static PyObject *issuer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    PyObject *addresses[3];
+    unsigned int items;
+    void *words[3];
+    (void)keywords;
+    if (!PyArg_ParseTuple(arguments, "OOOI", &addresses[0], &addresses[1], &addresses[2], &items)) return NULL;
+    for (int i = 0; i < 3; i++) words[i] = PyLong_AsVoidPtr(addresses[i]);
+    issuer *self = PyErr_Occurred() == NULL ? (issuer *)PyType_GenericAlloc(type, 0) : NULL;
+    if (self == NULL) return NULL;
+    self->issue = (issue_function *)(uintptr_t)words[0];
+    self->ledger = words[1];
+    self->violations = words[2];
+    self->items = items;
+    return (PyObject *)self;
+}
+
+static PyObject *issuer_issue(PyObject *object, PyObject *items) {
+    const issuer *self = (const issuer *)object;
+    if (!PyTuple_Check(items)) {
+        PyErr_SetString(PyExc_TypeError, "issue(items: tuple)");
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(items);
+    qe_status status = QE_OK;
+    for (Py_ssize_t i = 0; i < count && status == QE_OK; i++) {
+        unsigned long index = PyLong_AsUnsignedLong(PyTuple_GetItem(items, i));
+        if (PyErr_Occurred() == NULL && index >= self->items)
+            PyErr_Format(PyExc_IndexError, "item %lu of a program of %u items", index, (unsigned int)self->items);
+        if (PyErr_Occurred() != NULL) return NULL;
+        status = self->issue(self->ledger, (uint32_t)index, self->violations);
+    }
+    return PyLong_FromLong((long)status);
+}
+
+static PyMethodDef issuer_methods[] = {
+    {"issue", issuer_issue, METH_O, "Submits items one after the other, up to the first that is refused; its status."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot issuer_slots[] = {{Py_tp_doc, "Asks a ledger about planned items, under the interpreter's lock."},
+                                     {Py_tp_new, issuer_new}, {Py_tp_dealloc, plain_dealloc},
+                                     {Py_tp_methods, issuer_methods}, {0, NULL}};
+static PyType_Spec issuer_spec = {"qeffect._seal.Issuer", (int)sizeof(issuer), 0, Py_TPFLAGS_DEFAULT, issuer_slots};
 
 /* ---- the module ---- */
 
@@ -292,7 +350,8 @@ PyMODINIT_FUNC PyInit__seal(void);
 PyMODINIT_FUNC PyInit__seal(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (add_type(module, "Torch", &torch_spec) == 0 && add_type(module, "Places", &places_spec) == 0) return module;
+    if (add_type(module, "Torch", &torch_spec) == 0 && add_type(module, "Places", &places_spec) == 0 &&
+        add_type(module, "Issuer", &issuer_spec) == 0) return module;
     Py_DECREF(module);
     return NULL;
 }

@@ -20,5 +20,16 @@ class Places:
     def changed(self) -> int:
         """Index of the first place that is not as it was; -1: all are."""
 
+class Issuer:
+    """issue, ledger, violations: addresses of qe_ledger_issue and of what it is given; items: how many the program has.
+    Whoever makes it keeps ledger and violations, and asks only while a certified step is open."""
+
+    def __init__(self, issue: int, ledger: int, violations: int, items: int, /) -> None: ...
+    def issue(self, items: tuple[int, ...], /) -> int:
+        """Submits items of the program, up to the first that is refused. Its status; 0: all were taken.
+
+        Raises: IndexError, OverflowError, TypeError for what is no item; those before it are submitted.
+        """
+
 def attributes(objects: tuple[Any, ...], name: str, /) -> tuple[Any, ...]:
     """The attribute of each object."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Sequence
 
 from ._api import ffi, lib
+from ._seal import Issuer
 from .errors import ArgumentError, ContractError, Error, check, new_error
 from .program import NONE, Effect, Event, Object, Program, Stream, effect_array, fill_item
 from .verdict import Verdict, verdict_of
@@ -47,9 +48,12 @@ class Submission:
             self._effects[effect].microbatch = microbatch
 
 
-_issue = lib.qe_ledger_issue
 _OWNED = (lib.QE_EFFECT_SLOT_ACQUIRE, lib.QE_EFFECT_SLOT_BORROW, lib.QE_EFFECT_SLOT_RELEASE,
           lib.QE_EFFECT_GRAD_DEPOSIT, lib.QE_EFFECT_RNG_DRAW)
+
+
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
 
 
 class Ledger:
@@ -67,6 +71,8 @@ class Ledger:
         handle, error = ffi.new("qe_ledger **"), new_error()
         check(lib.qe_ledger_create(self._program._c, handle, error), error)
         self._c: Any = ffi.gc(handle[0], lib.qe_ledger_destroy)
+        self._issuer = Issuer(_address(ffi.addressof(lib, "qe_ledger_issue")), _address(self._c),
+                              _address(self._violations), self._items)
         count = self._program._c.label_count
         self._labels = {ffi.string(self._program._c.labels[i].text).decode(): i for i in range(count)}
 
@@ -189,28 +195,22 @@ class Ledger:
 
     def issue(self, item: int) -> None:
         """Submits an item of the certified program as planned: counters only. Raises: ContractError."""
-        if not (self._certified and self._open and 0 <= item < self._items):  # asked at every replay
-            self._require_issue(item)
-        status = _issue(self._c, item, self._violations)
+        self.issue_all((item,))
+
+    def issue_all(self, items: tuple[int, ...]) -> None:
+        """As `issue`, one after the other, up to the first that is refused."""
+        if not (self._certified and self._open):
+            self._require_certified()
+        try:  # asked at every replay
+            status = self._issuer.issue(items)
+        except (IndexError, OverflowError):
+            raise ArgumentError(f"one of items {items} of a program of {self._items} items") from None
         if status:
             self._refuse(status)
 
-    def issue_all(self, items: Sequence[int]) -> None:
-        """As `issue`, one after the other, up to the first that is refused."""
-        if not (self._certified and self._open):
-            self._require_issue(0)
-        for item in items:
-            if not 0 <= item < self._items:
-                self._require_issue(item)
-            status = _issue(self._c, item, self._violations)
-            if status:
-                self._refuse(status)
-
-    def _require_issue(self, item: int) -> None:
+    def _require_certified(self) -> None:
         if not self._certified:
             raise Error("the program is not certified; call certify first")
-        if not 0 <= item < self._items:
-            raise ArgumentError(f"item {item} of a program of {self._items} items")
         self._require(True)
 
     # ---- state ----

@@ -140,8 +140,16 @@ def test_a_plan_tells_units_with_their_slots_and_its_program_is_certified() -> N
         for item in range(program.item_count):
             ledger.issue(item)
     ledger.step_begin()
+    for item in (-1, program.item_count, 1 << 32, 1 << 64):
+        with pytest.raises(qeffect.ArgumentError, match=f"of a program of {program.item_count} items"):
+            ledger.issue(item)
+    for wrong in ([0], ("0",), 0):
+        with pytest.raises(TypeError):
+            ledger.issue_all(wrong)  # type: ignore[arg-type]
     with pytest.raises(qeffect.ContractError):
         ledger.issue(program.item_count - 1)
+    ledger.issue_all(tuple(range(program.item_count)))
+    ledger.step_end()
     with pytest.raises(qeffect.ArgumentError):
         plan.pools(2)
     with pytest.raises(qeffect.ArgumentError, match="more layers|model of 2 layers"):

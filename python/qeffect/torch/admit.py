@@ -10,13 +10,16 @@ from .stage import Slot, Stage
 def admit(contract: Contract, stage: Stage, kind: str, microbatch: int) -> Slot:
     """The slot of an action that may be done: weights are those of its forward, nothing moved, the mode is the captured
     one, and the ledger takes it. Raises: Trap, ContractError; nothing has changed."""
-    if kind != FORWARD:
-        place = contract.places.get((stage.index, microbatch))
-        if place is not None and stage.slots[place.slot].microbatch == microbatch:
-            stage.check_weights(stage.slots[place.slot])
+    planned = contract.planned.get((stage.index, kind, microbatch))
+    if planned is None:
+        return stage.slots[contract.submit(stage.index, kind, microbatch).slot]  # which says why not
+    slot = stage.slots[planned.place.slot]
+    if kind != FORWARD and slot.microbatch == microbatch:
+        stage.check_weights(slot)
     if stage.capture and stage.seals[kind in "WB"].quick() >= 0:
         _look_closer(contract, stage, kind, microbatch)
-    return stage.slots[contract.submit(stage.index, kind, microbatch).slot]
+    contract.submit_planned(planned)
+    return slot
 
 
 def _look_closer(contract: Contract, stage: Stage, kind: str, microbatch: int) -> None:

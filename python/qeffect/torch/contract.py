@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from ..errors import ContractError, LimitError
 from ..ledger import Ledger, Submission
@@ -38,6 +38,13 @@ class Place:
     generation: int
 
 
+class Planned(NamedTuple):
+    """What an action submits, and its place."""
+
+    items: tuple[int, ...]
+    place: Place
+
+
 class Contract:
     """Contract of planned work. `names` and `parameters`: of each stage; `actions`: one row, the whole step.
 
@@ -65,7 +72,7 @@ class Contract:
         for action in self.actions:
             key = (action.stage, action.kind, action.microbatch)
             self._items[key] = self._add(program, action)
-        self._planned = {key: (items, self.places[key[0], key[2]]) for key, items in self._items.items()}
+        self.planned = {key: Planned(items, self.places[key[0], key[2]]) for key, items in self._items.items()}
         self._lives = {place: self._life(*place) for place in self.places}
         self._take_items = [self._take(program, i) for i in range(len(names))]
         self._commit_items = [self._commit(program, i) for i in range(len(names))]
@@ -165,19 +172,22 @@ class Contract:
 
     def submit(self, stage: int, kind: str, microbatch: int) -> Place:
         """Judges an action on the current stream. Raises: ContractError; nothing has changed."""
+        planned = self.planned.get((stage, kind, microbatch))
+        if planned is None:
+            raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",
+                                rule="schedule.missing")
+        self.submit_planned(planned)
+        return planned.place
+
+    def submit_planned(self, planned: Planned) -> None:
+        """As `submit`, of one of `planned`."""
         with self.lock:
             stream = self._last_index if self.peek() == self._last else self.enter()
-            planned = self._planned.get((stage, kind, microbatch))
-            if planned is None:
-                raise ContractError(f"schedule.missing: {stage}{kind}{microbatch} is no action of the step's order",
-                                    rule="schedule.missing")
-            items, place = planned
             if stream == 0:
-                self.ledger.issue_all(items)
+                self.ledger.issue_all(planned.items)
             else:
-                self._submit(items, stream)
+                self._submit(planned.items, stream)
             self._left -= 1
-            return place
 
     def take(self) -> None:
         """Every gradient goes to the optimizer. Raises: ContractError (grad.missing)."""
@@ -198,7 +208,7 @@ class Contract:
         with self.lock:
             self.ledger.step_end()
 
-    def _submit(self, items: Sequence[int], stream: int) -> None:
+    def _submit(self, items: tuple[int, ...], stream: int) -> None:
         if stream == 0:
             self.ledger.issue_all(items)
             return

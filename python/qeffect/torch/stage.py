@@ -489,7 +489,7 @@ class Stage:
 
     def check_weights(self, slot: Slot) -> None:
         """Ahead of a backward. Raises: Trap where a parameter was written since the slot's forward."""
-        now = self._versions()
+        now = (self.commits, self._written())
         if now == slot.weights or not slot.weights:
             return
         changed = [n for n, a, b in zip(self.names, now[1], slot.weights[1]) if a != b]
