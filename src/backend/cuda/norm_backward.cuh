@@ -184,23 +184,31 @@ struct partials_job {
     uint32_t count, hidden, set;
 };
 
-enum { PARTIALS_DEEP = 16 };
+enum { PARTIALS_DEEP = 16, PARTIALS_AHEAD = 16 };
 
-/* Thread (i, j) adds partials j, j + 16, ... of column i in order; then the 16 are added as a tree. */
+/* Thread (i, j) adds partials j, j + 16, ... of column i in order, PARTIALS_AHEAD of which are under way at once; then
+ * the 16 are added as a tree. */
 KERNEL void __launch_bounds__(WARP *PARTIALS_DEEP) partials_kernel(const __grid_constant__ partials_job job) {
     float(*sums)[WARP] = shared_object<float[PARTIALS_DEEP][WARP]>();
     const uint32_t lane = threadIdx.x % WARP, deep = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+    const uint32_t count = column < job.hidden ? job.count : 0;
+    const float before = deep == 0 && count > 0 && !job.set ? job.grad[column] : 0.0f;
     float sum = 0.0f;
-    if (column < job.hidden) {
-#pragma unroll 8
-        for (uint32_t i = deep; i < job.count; i += PARTIALS_DEEP)
-            sum = add(sum, __ldg(job.partials + static_cast<size_t>(i) * job.hidden + column));
+    for (uint32_t first = deep; first < count; first += PARTIALS_DEEP * PARTIALS_AHEAD) {
+        const float *at = job.partials + static_cast<size_t>(first) * job.hidden + column;
+        float partial[PARTIALS_AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < PARTIALS_AHEAD; ++k)
+            if (first + k * PARTIALS_DEEP < count) partial[k] = __ldg(at + k * PARTIALS_DEEP * size_t{job.hidden});
+#pragma unroll
+        for (uint32_t k = 0; k < PARTIALS_AHEAD; ++k)
+            if (first + k * PARTIALS_DEEP < count) sum = add(sum, partial[k]);
     }
     sums[deep][lane] = sum;
     block_barrier();
-    if (deep != 0 || column >= job.hidden) return;
+    if (deep != 0 || count == 0) return;
     const float total = tree_sum<PARTIALS_DEEP>(&sums[0][lane], WARP);
-    job.grad[column] = job.set ? total : add(job.grad[column], total);
+    job.grad[column] = job.set ? total : add(before, total);
 }
 
 static qe_status partials_launch(const qe_args_norm_backward *args, uint32_t count, bool set, cudaStream_t stream) {
