@@ -2,7 +2,7 @@
  * two. Any blocking; four columns a thread where the shape allows. */
 #include "backend/cuda/codec.cuh"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/tall.cuh"
 #include "qeffect/limits.h"
 
 struct decode_job {
@@ -42,8 +42,8 @@ enum { DECODE_ROWS = 16 };
 
 KERNEL void __launch_bounds__(DECODE_THREADS) decode_columns_kernel(const __grid_constant__ decode_job job) {
     const qe_qtensor &tensor = job.tensor;
-    const uint32_t column = (blockIdx.x * DECODE_THREADS + threadIdx.x) * 8, first = blockIdx.y * DECODE_ROWS;
-    if (column >= tensor.columns) return;
+    const uint32_t column = (blockIdx.x * DECODE_THREADS + threadIdx.x) * 8, first = block_down() * DECODE_ROWS;
+    if (column >= tensor.columns || first >= tensor.rows) return;
     float inverse[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) inverse[k] = decode_inverse(tensor, first, column + k);
@@ -65,7 +65,8 @@ extern "C" qe_status qe_cuda_decode(const qe_qtensor *tensor, void *values, cuda
     job.values = static_cast<uint16_t *>(values);
     if (tensor->blocking == QE_BLOCKING_COLUMN && !tensor->transposed && tensor->columns % 8 == 0 &&
         is_aligned(values) && is_aligned(tensor->codes)) {
-        const dim3 grid(pieces_of(tensor->columns, DECODE_THREADS * 8), pieces_of(tensor->rows, DECODE_ROWS));
+        const dim3 grid =
+            tall_grid(pieces_of(tensor->columns, DECODE_THREADS * 8), pieces_of(tensor->rows, DECODE_ROWS));
         return launch(decode_columns_kernel, grid, DECODE_THREADS, 1, 0, stream, job);
     }
     const uint32_t needed = pieces_of(static_cast<uint64_t>(tensor->rows) * tensor->columns, DECODE_THREADS);

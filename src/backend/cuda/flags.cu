@@ -1,6 +1,8 @@
 /* flags.cu - one thread that waits costs one slot of one multiprocessor; it sleeps between looks. */
 #include "backend/cuda/flags.h"
 
+#include "backend/cuda/launch.cuh"
+
 enum { LOOK_EVERY_NS = 200 };
 
 static __device__ int look(const int *word) {
@@ -21,11 +23,9 @@ static __global__ void give(int *word) {
 }
 
 extern "C" qe_status qe_cuda_flag_take(int *word, const int *aborted, cudaStream_t stream) {
-    take<<<1, 1, 0, stream>>>(word, aborted);
-    return cudaPeekAtLastError() == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    return launch(take, 1, 1, 0, 0, stream, word, aborted);
 }
 
 extern "C" qe_status qe_cuda_flag_give(int *word, cudaStream_t stream) {
-    give<<<1, 1, 0, stream>>>(word);
-    return cudaPeekAtLastError() == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    return launch(give, 1, 1, 0, 0, stream, word);
 }

@@ -9,6 +9,7 @@
 
 /* More shared memory than 48 KiB has to be asked for; what a kernel declares itself comes on top of this. */
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
+enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y: tall.cuh */
 
 /* The verdict is the launch's own: a look at the last error could show another thread's.
  * cluster: blocks along x that share their memory; grid.x is a multiple of it; 1 also where a kernel that sends within

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/product_kernels.h"
 
 enum { THREADS = 256, BLOCKS_MAX = 4096 /* fills any device; larger counts go round */ };
@@ -10,8 +11,6 @@ static unsigned blocks_for(uint64_t count) {
     const uint64_t blocks = (count + THREADS - 1) / THREADS;
     return (unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
 }
-
-static qe_status launched(void) { return cudaPeekAtLastError() == cudaSuccess ? QE_OK : QE_ERROR_DEVICE; }
 
 __device__ static uint64_t first_index(void) { return (uint64_t)blockIdx.x * THREADS + threadIdx.x; }
 __device__ static uint64_t index_stride(void) { return (uint64_t)gridDim.x * THREADS; }
@@ -26,9 +25,8 @@ __global__ static void round_kernel(const float *from, const __nv_bfloat16 *resi
 
 qe_status qe_cuda_round(const float *from, const void *residual, void *to, uint64_t count, cudaStream_t stream) {
     if (count == 0) return QE_OK;
-    round_kernel<<<blocks_for(count), THREADS, 0, stream>>>(from, (const __nv_bfloat16 *)residual, (__nv_bfloat16 *)to,
-                                                            count);
-    return launched();
+    return launch(round_kernel, blocks_for(count), THREADS, 0, 0, stream, from, (const __nv_bfloat16 *)residual,
+                  (__nv_bfloat16 *)to, count);
 }
 
 /* SplitMix64's mixing of a counter. */
@@ -62,24 +60,19 @@ __global__ static void random_kernel(element *to, uint64_t count, uint64_t seed)
     for (uint64_t i = first_index(); i < count; i += index_stride()) to[i] = encoded<element>(near_normal(seed, i));
 }
 
+template <typename element>
+static qe_status random_launch(element *to, uint64_t count, uint64_t seed, cudaStream_t stream) {
+    return launch(random_kernel<element>, blocks_for(count), THREADS, 0, 0, stream, to, count, seed);
+}
+
 qe_status qe_cuda_random(qe_format format, void *to, uint64_t count, uint64_t seed, cudaStream_t stream) {
-    const unsigned blocks = blocks_for(count);
-    if (count == 0) return QE_OK;
     switch (format) {
-        case QE_FORMAT_E4M3:
-            random_kernel<<<blocks, THREADS, 0, stream>>>((__nv_fp8_e4m3 *)to, count, seed);
-            break;
-        case QE_FORMAT_E5M2:
-            random_kernel<<<blocks, THREADS, 0, stream>>>((__nv_fp8_e5m2 *)to, count, seed);
-            break;
-        case QE_FORMAT_BF16:
-            random_kernel<<<blocks, THREADS, 0, stream>>>((__nv_bfloat16 *)to, count, seed);
-            break;
-        case QE_FORMAT_FP32:
-            random_kernel<<<blocks, THREADS, 0, stream>>>((float *)to, count, seed);
-            break;
+        case QE_FORMAT_E4M3: return random_launch((__nv_fp8_e4m3 *)to, count, seed, stream);
+        case QE_FORMAT_E5M2: return random_launch((__nv_fp8_e5m2 *)to, count, seed, stream);
+        case QE_FORMAT_BF16: return random_launch((__nv_bfloat16 *)to, count, seed, stream);
+        case QE_FORMAT_FP32: return random_launch((float *)to, count, seed, stream);
     }
-    return launched();
+    return QE_ERROR_ARGUMENT;
 }
 
 __global__ static void compare_kernel(const uint32_t *one, const uint32_t *other, uint64_t words, uint32_t tail_mask,
@@ -94,7 +87,6 @@ qe_status qe_cuda_compare(const void *one, const void *other, uint64_t bytes, ui
     const uint64_t words = (bytes + 3) / 4;
     const uint32_t tail_mask = bytes % 4 ? (1u << (8 * (bytes % 4))) - 1 : 0xFFFFFFFFu;
     if (words == 0) return QE_OK;
-    compare_kernel<<<blocks_for(words), THREADS, 0, stream>>>((const uint32_t *)one, (const uint32_t *)other, words,
-                                                              tail_mask, differs);
-    return launched();
+    return launch(compare_kernel, blocks_for(words), THREADS, 0, 0, stream, (const uint32_t *)one,
+                  (const uint32_t *)other, words, tail_mask, differs);
 }

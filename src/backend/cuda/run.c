@@ -154,6 +154,19 @@ static qe_status failure_take(qe_device *device, qe_error *error_out) {
     return failure.status;
 }
 
+/* What a step would run into is told before it begins. */
+static qe_status launch_refused(const qe_op *op, qe_status queued, cudaError_t launched, qe_error *error_out) {
+    const char *name = qe_op_name(op->kind);
+    if (queued == QE_ERROR_ARGUMENT)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes that are multiples of 16",
+                            "the device cannot compute %s of this shape", name);
+    if (launched == cudaErrorInvalidConfiguration)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use fewer tokens in a microbatch, or smaller sizes",
+                            "%s of this shape needs more blocks than a launch may have", name);
+    if (launched != cudaSuccess) return qe_cuda_check(launched, name, error_out);
+    return qe_error_set(error_out, queued, NULL, "%s could not be queued: its library refused it", name);
+}
+
 /* A kernel that is used for the first time is loaded, and that may wait for everything that runs, a rank that waits for
  * a message among it. So each is put into a graph that is made ready and never run. */
 static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *error_out) {
@@ -164,14 +177,13 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
     QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
                          error_out));
     qe_status queued = op_queue(device, op, device->aside);
+    cudaError_t launched = cudaGetLastError(); /* a launch that is refused does not spoil the capture */
     cudaError_t code = cudaStreamEndCapture(device->aside, &graph);
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
     if (graph != NULL) (void)cudaGraphDestroy(graph);
     if (queued != QE_OK && is_substituted(device, op)) return failure_take(device, error_out);
-    if (queued == QE_ERROR_ARGUMENT)
-        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes that are multiples of 16",
-                            "the device cannot compute %s of this shape", qe_op_name(op->kind));
+    if (queued != QE_OK) return launch_refused(op, queued, launched, error_out);
     QE_TRY(qe_cuda_check(code, qe_op_name(op->kind), error_out));
     return note_loaded(device, hash, error_out);
 }

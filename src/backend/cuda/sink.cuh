@@ -33,8 +33,8 @@ enum { WIDE_THREADS = 64, WIDE_ROWS = 4 };
 
 template <typename Source, int THREADS, int ROWS>
 KERNEL void __launch_bounds__(THREADS) wide_kernel(const __grid_constant__ wide_job<Source> job) {
-    const uint32_t unit = (blockIdx.x * THREADS + threadIdx.x) * 8, first = blockIdx.y * ROWS;
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, 1.0f);
+    const uint32_t unit = (blockIdx.x * THREADS + threadIdx.x) * 8, first = block_down() * ROWS;
+    if (is_first_block() && threadIdx.x == 0) write_words(job.words, 1.0f);
     if (unit >= job.source.units) return;
     const typename Source::constant constant = job.source.begin(first, unit);
     typename Source::raw raw[ROWS];
@@ -58,7 +58,7 @@ KERNEL void __launch_bounds__(THREADS) wide_kernel(const __grid_constant__ wide_
 
 template <typename Source, int THREADS, int ROWS>
 static qe_status wide_launch(const wide_job<Source> &job, cudaStream_t stream) {
-    const dim3 grid(pieces_of(job.source.units, THREADS * 8), pieces_of(job.rows, ROWS));
+    const dim3 grid = tall_grid(pieces_of(job.source.units, THREADS * 8), pieces_of(job.rows, ROWS));
     return launch(wide_kernel<Source, THREADS, ROWS>, grid, THREADS, 1, 0, stream, job);
 }
 
@@ -150,13 +150,13 @@ DEVICE uint16_t block_decoded(float value, float scale, float scale_inv, int for
 template <typename Source>
 static METHOD void block_rows(const block_job<Source> &job, const block_shared &shared) {
     const uint32_t lane = threadIdx.x % WARP, left = blockIdx.x * QE_BLOCK;
-    for (uint32_t i = threadIdx.x / WARP; i < QE_BLOCK && blockIdx.y * QE_BLOCK + i < job.rows; i += BLOCK_WARPS) {
+    for (uint32_t i = threadIdx.x / WARP; i < QE_BLOCK && block_down() * QE_BLOCK + i < job.rows; i += BLOCK_WARPS) {
         float amax = 0.0f;
         for (uint32_t j = lane; j < QE_BLOCK; j += WARP) amax = larger(amax, magnitude(shared.value[i][j]));
         const int32_t of_row = warp_largest(static_cast<int32_t>(bits_of(amax)));
         const float scale = block_scale(job.is_weight ? shared.whole : of_row, job.format);
         const float scale_inv = inverse_of(scale);
-        const size_t at = static_cast<size_t>(blockIdx.y * QE_BLOCK + i) * job.columns + left;
+        const size_t at = static_cast<size_t>(block_down() * QE_BLOCK + i) * job.columns + left;
         for (uint32_t j = lane; j < QE_BLOCK && left + j < job.columns; j += WARP)
             job.decoded[at + j] = block_decoded(shared.value[i][j], scale, scale_inv, job.format);
     }
@@ -174,14 +174,14 @@ static METHOD void block_columns(const block_job<Source> &job, block_shared &sha
     amax = larger(shared.half[0][j], shared.half[1][j]);
     const float scale = block_scale(job.is_weight ? shared.whole : static_cast<int32_t>(bits_of(amax)), job.format);
     if (column >= job.columns) return;
-    for (uint32_t i = begin; i < end && blockIdx.y * QE_BLOCK + i < job.rows; ++i)
-        job.codes[static_cast<size_t>(blockIdx.y * QE_BLOCK + i) * job.columns + column] =
+    for (uint32_t i = begin; i < end && block_down() * QE_BLOCK + i < job.rows; ++i)
+        job.codes[static_cast<size_t>(block_down() * QE_BLOCK + i) * job.columns + column] =
             static_cast<uint8_t>(encode1(job.format, mul(shared.value[i][j], scale)));
     if (half != 0) return;
     if (!job.is_weight)
-        job.scale_inv[static_cast<size_t>(blockIdx.y) * job.columns + column] = inverse_of(scale);
+        job.scale_inv[static_cast<size_t>(block_down()) * job.columns + column] = inverse_of(scale);
     else if (j == 0)
-        job.scale_inv[static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x] = inverse_of(scale);
+        job.scale_inv[static_cast<size_t>(block_down()) * gridDim.x + blockIdx.x] = inverse_of(scale);
 }
 
 /* One block per 128 x 128 values, cut at the edges; values beyond them are 0, which no amax sees. */
@@ -189,11 +189,12 @@ template <typename Source>
 KERNEL void __launch_bounds__(BLOCK_THREADS) block_kernel(const __grid_constant__ block_job<Source> job) {
     block_shared &shared = shared_large_object<block_shared>();
     const uint32_t j = threadIdx.x % QE_BLOCK, column = blockIdx.x * QE_BLOCK + j;
+    if (block_down() * QE_BLOCK >= job.rows) return; /* a block too many of a tall grid */
     if (threadIdx.x == 0) shared.whole = 0;
     block_barrier();
     float amax = 0.0f;
     for (uint32_t i = threadIdx.x / QE_BLOCK; i < QE_BLOCK; i += BLOCK_THREADS / QE_BLOCK) {
-        const uint32_t row = blockIdx.y * QE_BLOCK + i;
+        const uint32_t row = block_down() * QE_BLOCK + i;
         float v[Source::OUTPUTS], value = 0.0f;
         if (row < job.rows && column < job.columns) {
             int output;
@@ -209,7 +210,7 @@ KERNEL void __launch_bounds__(BLOCK_THREADS) block_kernel(const __grid_constant_
     block_barrier();
     if (job.decoded) block_rows(job, shared);
     if (job.codes) block_columns(job, shared);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, 1.0f);
+    if (is_first_block() && threadIdx.x == 0) write_words(job.words, 1.0f);
 }
 
 /* --- what is left ------------------------------------------------------------------------------------------------ */
@@ -320,7 +321,7 @@ static qe_status block_quantize(const Source &source, const places &to, const qe
     job.format = target->format, job.is_weight = is_weight;
     job.words = words;
     job.words.scale_inv[0] = job.words.scale_inv[1] = nullptr; /* one per block, not per tensor */
-    const dim3 grid(pieces_of(to.columns, QE_BLOCK), pieces_of(to.rows, QE_BLOCK));
+    const dim3 grid = tall_grid(pieces_of(to.columns, QE_BLOCK), pieces_of(to.rows, QE_BLOCK));
     return launch(block_kernel<Source>, grid, BLOCK_THREADS, 1, sizeof(block_shared), stream, job);
 }
 

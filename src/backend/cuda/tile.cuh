@@ -6,6 +6,7 @@
 
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/source.cuh"
+#include "backend/cuda/tall.cuh"
 #include "qeffect/op.h"
 
 enum { WARP = 32 };
@@ -67,7 +68,7 @@ static METHOD bool is_filled(const tensor_words &words, int32_t *record) {
     int32_t amax = 0;
     if constexpr (!keeps_key<Source>::value) return false;
     if (!is_sealed(words, &amax)) return false;
-    if (record && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) raise_word(record, amax);
+    if (record && is_first_block() && threadIdx.x == 0) raise_word(record, amax);
     return true;
 }
 
@@ -239,7 +240,7 @@ KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     const uint32_t mask = warp_ballot(inside);
     if (inside) amax = tile_run<Source, Tile>(job, row, unit, scale, mask);
     record_amax(job.scale.amax, amax, seen);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
+    if (is_first_block() && threadIdx.x == 0) write_words(job.words, scale);
 }
 
 template <typename Source, typename Tile>
@@ -283,10 +284,10 @@ struct staged_codes {
 /* Which tile a block takes: blocks run about in the order of their numbers. Codes are made from the end on, where what
  * was written or measured last may still lie in the second cache. */
 DEVICE uint2 staged_tile(bool is_reversed) {
-    const uint32_t blocks = gridDim.x * gridDim.y, own = blockIdx.y * gridDim.x + blockIdx.x;
+    const uint32_t down = blocks_down(), blocks = gridDim.x * down, own = block_down() * gridDim.x + blockIdx.x;
     const uint32_t number = is_reversed ? blocks - 1 - own : own;
     const uint32_t first = number / (STAGED_BAND * gridDim.x) * STAGED_BAND;
-    const uint32_t left = gridDim.y - first, tall = left < STAGED_BAND ? left : uint32_t{STAGED_BAND};
+    const uint32_t left = down - first, tall = left < STAGED_BAND ? left : uint32_t{STAGED_BAND};
     const uint32_t within = number - first * gridDim.x;
     return make_uint2(within / tall, first + within % tall);
 }
@@ -352,7 +353,7 @@ KERNEL void __launch_bounds__(STAGED_THREADS<Source>, Source::BLOCKS)
     if (unit < job.source.units && row < job.planes.rows)
         amax = staged_run<Source, FORMAT>(job, stage, row, unit, number, scale);
     record_amax(job.scale.amax, amax, seen);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) write_words(job.words, scale);
+    if (is_first_block() && threadIdx.x == 0) write_words(job.words, scale);
     if (FORMAT == FORMAT_NONE || job.planes.by_columns == nullptr) return;
     block_barrier();
     staged_store<Source, STAGED_THREADS<Source>>(job, stage, first_row, first_unit);
@@ -360,7 +361,7 @@ KERNEL void __launch_bounds__(STAGED_THREADS<Source>, Source::BLOCKS)
 
 template <typename Source, int FORMAT>
 static qe_status staged_launch(const tile_job<Source> &job, cudaStream_t stream) {
-    const dim3 grid(pieces_of(job.source.units, STAGED_UNITS), pieces_of(job.planes.rows, STAGED_ROWS));
+    const dim3 grid = tall_grid(pieces_of(job.source.units, STAGED_UNITS), pieces_of(job.planes.rows, STAGED_ROWS));
     return launch(staged_kernel<Source, FORMAT>, grid, STAGED_THREADS<Source>, 1, 0, stream, job);
 }
 

@@ -111,7 +111,7 @@ void schedule() {
     }
 }
 
-void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x, uint32_t y) {
+void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint3 first) {
     machine &m = *current;
     m.blocks.clear(), m.blocks.resize(cluster);
     m.fibers.clear(), m.fibers.resize(static_cast<size_t>(cluster) * threads);
@@ -126,7 +126,7 @@ void run_cluster(dim3 grid, uint32_t threads, uint32_t cluster, uint32_t first_x
         for (uint32_t t = 0; t < threads; ++t) {
             fiber &f = m.fibers[b * threads + t];
             f.stack = m.stacks[b * threads + t].get();
-            f.self.thread = make_uint3(t, 0, 0), f.self.block = make_uint3(first_x + b, y, 0);
+            f.self.thread = make_uint3(t, 0, 0), f.self.block = make_uint3(first.x + b, first.y, first.z);
             f.self.block_dim = dim3(threads), f.self.grid_dim = grid;
             f.block = &block, f.lane = t % LANES, f.warp = t / LANES;
             ++block.warps[f.warp].all.expected;
@@ -146,8 +146,9 @@ void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::func
     machine m;
     current = &m;
     m.kernel = &kernel;
-    for (uint32_t y = 0; y < grid.y; ++y)
-        for (uint32_t x = 0; x < grid.x; x += cluster) run_cluster(grid, threads, cluster, x, y);
+    for (uint32_t z = 0; z < grid.z; ++z)
+        for (uint32_t y = 0; y < grid.y; ++y)
+            for (uint32_t x = 0; x < grid.x; x += cluster) run_cluster(grid, threads, cluster, make_uint3(x, y, z));
     current = nullptr;
 }
 

@@ -5,6 +5,8 @@
 #include "emulator.h"
 #include "qeffect/status.h"
 
+enum { GRID_TALL_MAX = 3 }; /* low, so that every shape of some rows is folded into z */
+
 template <typename Job>
 static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32_t cluster, size_t, cudaStream_t,
                         const Job &job) {

@@ -1,0 +1,165 @@
+/* test_prepare.c - what an op cannot do on a device is told when it is prepared, not by the step that runs into it.
+ * Needs no GPU: launchers and the calls of the runtime that the file under test makes are replaced here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "backend/cuda/device.h"
+#include "base/assert.h"
+
+/* --- a device that does as it is told ------------------------------------------------------------------------- */
+
+/* What the next launch says, how the runtime remembers it, and how captures end. */
+static struct {
+    qe_status queued;
+    cudaError_t last, ended;
+    int launches, graphs;
+} now;
+
+static qe_status launch(void) {
+    now.launches++;
+    return now.queued;
+}
+
+#define LAUNCHER(op, args_type) \
+    qe_status qe_cuda_##op(const args_type *args, cudaStream_t stream) { return (void)args, (void)stream, launch(); }
+LAUNCHER(accumulate, qe_args_accumulate)
+LAUNCHER(adamw, qe_args_adamw)
+LAUNCHER(cross_entropy, qe_args_cross_entropy)
+LAUNCHER(embed, qe_args_embed)
+LAUNCHER(embed_backward, qe_args_embed_backward)
+LAUNCHER(fold, qe_args_fold)
+LAUNCHER(grad_norm, qe_args_grad_norm)
+LAUNCHER(guard, qe_args_guard)
+LAUNCHER(norm, qe_args_norm)
+LAUNCHER(norm_backward, qe_args_norm_backward)
+LAUNCHER(quantize, qe_args_quantize)
+LAUNCHER(quantize_weight, qe_args_quantize_weight)
+LAUNCHER(rope, qe_args_rope)
+LAUNCHER(rope_backward_quantize, qe_args_rope)
+LAUNCHER(stamp, qe_args_stamp)
+LAUNCHER(swiglu_backward_quantize, qe_args_swiglu_backward)
+LAUNCHER(swiglu_quantize, qe_args_swiglu)
+LAUNCHER(tally, qe_args_tally)
+
+qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t stream) {
+    return (void)from, (void)to, (void)bytes, (void)stream, launch();
+}
+qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream) {
+    return (void)nanoseconds, (void)stream, launch();
+}
+qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out) {
+    return (void)channel, (void)bytes, (void)aside, (void)error_out, QE_OK;
+}
+uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out) {
+    return (void)gemm, *choices_out = NULL, 0;
+}
+qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out) {
+    return (void)gemm, (void)op, (void)tune, (void)error_out, QE_OK;
+}
+qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
+    return (void)gemm, (void)op, (void)stream, launch();
+}
+uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) { return (void)attention, 0; }
+uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
+    return (void)attention, *choices_out = NULL, 0;
+}
+qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {
+    return (void)attention, (void)op, (void)tune, (void)error_out, QE_OK;
+}
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream) {
+    return (void)attention, (void)op, (void)stream, launch();
+}
+qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention, const char *path,
+                                qe_error *error_out) {
+    return (void)gemm, (void)attention, (void)path, (void)error_out, QE_OK;
+}
+
+const char *cudaGetErrorString(cudaError_t code) { return code == cudaSuccess ? "no error" : "an error"; }
+cudaError_t cudaGetLastError(void) {
+    cudaError_t last = now.last;
+    now.last = cudaSuccess;
+    return last;
+}
+cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
+    *free_out = *total_out = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return (void)to, (void)from, (void)bytes, (void)kind, (void)stream, cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *at) {
+    return (void)attributes, (void)at, cudaErrorInvalidValue;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    return (void)stream, (void)mode, cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph_out) {
+    (void)stream;
+    *graph_out = now.ended == cudaSuccess ? malloc(1) : NULL;
+    now.graphs += *graph_out != NULL;
+    return now.ended;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable_out, cudaGraph_t graph, unsigned long long flags) {
+    (void)graph, (void)flags;
+    *executable_out = malloc(1);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return free(executable), cudaSuccess; }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    now.graphs--;
+    return free(graph), cudaSuccess;
+}
+qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
+    if (code == cudaSuccess) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s: %s", what, cudaGetErrorString(code));
+}
+
+/* --- what is told ---------------------------------------------------------------------------------------------- */
+
+static int failed, checked;
+
+/* Twice: what was refused once is not taken for ready. */
+static void expect(const char *name, qe_status queued, cudaError_t last, cudaError_t ended, qe_status wanted,
+                   const char *words, const char *remedy) {
+    qe_device device = {0};
+    const qe_op op = {.kind = QE_OP_QUANTIZE};
+    for (int turn = 0; turn < 2; turn++) {
+        qe_error error = {0};
+        now.queued = queued, now.last = last, now.ended = ended;
+        const qe_status status = qe_cuda_op_prepare(&device, &op, &error);
+        const int told = strstr(error.message, words) != NULL && strstr(error.remedy, remedy) != NULL;
+        const int good = status == wanted && now.graphs == 0 && (status == QE_OK || told);
+        checked++;
+        failed += !good;
+        if (!good) printf("FAILED %s: %s: %s (%s)\n", name, qe_status_name(status), error.message, error.remedy);
+    }
+    free(device.loaded);
+}
+
+/* Kernels of like ops are loaded once. */
+static void expect_once(void) {
+    qe_device device = {0};
+    const qe_op op = {.kind = QE_OP_QUANTIZE};
+    qe_error error = {0};
+    now.queued = QE_OK, now.last = now.ended = cudaSuccess, now.launches = 0;
+    for (int turn = 0; turn < 3; turn++) QE_ASSERT(qe_cuda_op_prepare(&device, &op, &error) == QE_OK);
+    checked++;
+    failed += now.launches != 1;
+    free(device.loaded);
+}
+
+int main(void) {
+    expect("a launch", QE_OK, cudaSuccess, cudaSuccess, QE_OK, "", "");
+    expect("an error from before", QE_OK, cudaErrorInvalidDevice, cudaSuccess, QE_OK, "", "");
+    expect("too many blocks", QE_ERROR_DEVICE, cudaErrorInvalidConfiguration, cudaSuccess, QE_ERROR_UNSUPPORTED,
+           "more blocks than a launch may have", "fewer tokens");
+    expect("a launch that fails", QE_ERROR_DEVICE, cudaErrorInvalidValue, cudaSuccess, QE_ERROR_DEVICE, "an error", "");
+    expect("a library that refuses", QE_ERROR_DEVICE, cudaSuccess, cudaSuccess, QE_ERROR_DEVICE, "its library", "");
+    expect("a shape that is not computed", QE_ERROR_ARGUMENT, cudaSuccess, cudaSuccess, QE_ERROR_UNSUPPORTED,
+           "cannot compute", "multiples of 16");
+    expect("a capture that fails", QE_OK, cudaSuccess, cudaErrorStreamCaptureInvalidated, QE_ERROR_DEVICE, "an error",
+           "");
+    expect_once();
+    printf("%d checks, %d failed\n", checked, failed);
+    return failed > 0;
+}
