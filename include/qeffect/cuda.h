@@ -31,8 +31,8 @@ typedef struct qe_cuda_options {
     int nvtx;                  /* 1: an NVTX range around every op that is submitted */
 } qe_cuda_options;
 
-/* Requires: no op was prepared yet; paths outlive the device. On failure: QE_ERROR_IO, QE_ERROR_CONFIG (a line of the
- * file), QE_ERROR_UNSUPPORTED (a choice that this library and device refuse). Capture: forbidden. */
+/* Requires: no op was prepared yet; choices_path outlives the device. On failure: QE_ERROR_IO, QE_ERROR_CONFIG (a line
+ * of the file), QE_ERROR_UNSUPPORTED (a choice that this library and device refuse). Capture: forbidden. */
 qe_status qe_cuda_configure(qe_device *device, const qe_cuda_options *options, qe_error *error_out);
 
 /* Bytes of device memory that are free and that there are; bytes that this device object has taken, and in how many

@@ -226,7 +226,12 @@ static void device_opened(qe_device *device, const void *context) {
     snprintf(session->backend, sizeof session->backend, "%s%s", session->device == QE_DEVICE_CHECK ? "check on " : "",
              session->identity);
     qe_error *error = session->joined.status == QE_OK ? &session->joined : NULL;
-    (void)qe_device_configure(session->device, device, t->algorithms, session->honours, t->timeline, t->nvtx,
+    char timeline[sizeof t->timeline + 16]; /* of further ranks: a file of their own, or only the last one's is left */
+    snprintf(timeline, sizeof timeline, "%s", t->timeline);
+    if (t->timeline[0] != 0 && session->devices > 0)
+        snprintf(timeline, sizeof timeline, "%s.%u", t->timeline, session->devices);
+    session->devices++;
+    (void)qe_device_configure(session->device, device, t->algorithms, session->honours, timeline, t->nvtx,
                               session->settings.contracts.order, error);
 }
 
@@ -248,13 +253,16 @@ static qe_status make_team(qe_session *session, qe_error *error_out) {
         .opened = device_opened,
         .opened_context = session,
     };
-    QE_TRY(qe_team_create(session->train, session->evaluate, &options, &session->team, error_out));
+    const qe_status status = qe_team_create(session->train, session->evaluate, &options, &session->team, error_out);
+    if (session->joined.status != QE_OK) { /* nobody could be told while the device was opened; it is the cause */
+        *error_out = session->joined;
+        return session->joined.status;
+    }
+    QE_TRY(status);
     uint64_t before = session->use.used_bytes;
     session->use = qe_device_use_of(session->device, session->first_device);
     session->use.used_bytes -= before;
-    if (session->joined.status == QE_OK) return QE_OK;
-    *error_out = session->joined; /* nobody could be told while the device was opened */
-    return session->joined.status;
+    return QE_OK;
 }
 
 static qe_status make_batch(qe_session *session, qe_error *error_out) {

@@ -26,6 +26,7 @@ typedef struct qe_session {
     qe_device *first_device; /* rank 0's */
     qe_device_use use; /* of the device's memory, by this run, when everything was made; 0: it is the host's */
     int honours; /* the file of algorithms was there before this run */
+    uint32_t devices; /* that were opened: one for each rank */
     qe_error joined; /* why a device could not be set up as the settings want it */
     uint32_t sequences_per_step;
     int32_t *tokens, *targets; /* [microbatches, T] of one step */

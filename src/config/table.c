@@ -92,7 +92,8 @@ static const qe_settings_row rows[] = {
      .help = "Bytes that a rank may take, of all kinds, told before anything runs: more is refused, and schedule auto "
              "keeps below it; 0: no limit."},
     {.key = "train.timeline", AT(train.timeline), TEXT, .initial = "\"\"",
-     .help = "Device: file for a Chrome timeline of the last ops and graphs of the run; empty: none."},
+     .help = "Device: file for a Chrome timeline of the last ops and graphs of the run, of rank 0; FILE.1 and so on "
+             "have those of further ranks; empty: none."},
 
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, "

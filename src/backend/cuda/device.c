@@ -30,6 +30,9 @@ qe_status qe_cuda_start(qe_error *error_out) {
      * driver reads this when it starts; what a person has set stays. */
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     cudaError_t code = cudaDriverGetVersion(&driver);
+    if (code == cudaSuccess && driver == 0)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                            "use --device host, or install NVIDIA's driver 580 or newer", "there is no NVIDIA driver");
     if (code == cudaSuccess && driver < RUNTIME_MIN && driver > 0)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "update the NVIDIA driver to 580 or newer",
                             "the driver speaks CUDA %d.%d, this build needs %d.%d", driver / 1000, driver % 1000 / 10,
@@ -104,6 +107,7 @@ static qe_status cuda_alloc(qe_device *device, size_t bytes, void **address_out,
     /* Not the default stream: what follows on others would not wait for it. */
     if (code == cudaSuccess) code = cudaMemsetAsync(address, 0, wanted, device->aside);
     if (code == cudaSuccess) code = cudaStreamSynchronize(device->aside);
+    if (code != cudaSuccess) (void)cudaFree(address); /* it was there, and could not be cleared */
     if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
         (void)cudaGetLastError();
         return qe_error_set(error_out, QE_ERROR_MEMORY,

@@ -150,7 +150,7 @@ void qe_cuda_world_await(qe_world *world, uint64_t seen);
 /* timeline.c: marks around what a stream is given. Nothing happens without a timeline, or while a graph is recorded. */
 typedef struct cuda_timeline cuda_timeline;
 qe_status qe_cuda_timeline_create(const char *path, cuda_timeline **timeline_out, qe_error *error_out);
-/* Writes the file. Requires: the streams are idle. */
+/* Writes the file, which is there from the creation on. Requires: the streams are idle. */
 void qe_cuda_timeline_destroy(cuda_timeline *timeline);
 void qe_cuda_timeline_begin(cuda_timeline *timeline, const char *name, const char *stream_name, cudaStream_t stream);
 void qe_cuda_timeline_end(cuda_timeline *timeline, cudaStream_t stream);

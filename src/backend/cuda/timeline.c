@@ -1,7 +1,9 @@
 /* timeline.c - when ops and graphs ran on the device, as a Chrome timeline (opens in Perfetto). Pairs of events are
  * kept in a ring: the last ones of a run are what is written. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "backend/cuda/device.h"
 
 enum { TIMELINE_MARKS = 8192 }; /* some steps of a small model, one of a large one */
@@ -12,7 +14,7 @@ typedef struct timeline_mark {
 } timeline_mark;
 
 struct cuda_timeline {
-    const char *path;
+    FILE *file; /* from the start: what cannot be written is told before the work and not behind it */
     cudaEvent_t origin;
     int started;
     uint64_t count; /* of all marks so far; the ring holds the last */
@@ -28,13 +30,20 @@ static qe_status marks_create(cuda_timeline *timeline, qe_error *error_out) {
     return qe_cuda_check(code, "events of a timeline", error_out);
 }
 
+static qe_status file_open(cuda_timeline *timeline, const char *path, qe_error *error_out) {
+    timeline->file = fopen(path, "we");
+    if (timeline->file != NULL) return QE_OK;
+    (void)qe_error_set(error_out, QE_ERROR_IO, "name a file that can be written with --set train.timeline=FILE",
+                       "cannot write the timeline: %s", strerror(errno));
+    return error_out != NULL ? qe_error_place(error_out, path, 0, 0) : QE_ERROR_IO;
+}
+
 qe_status qe_cuda_timeline_create(const char *path, cuda_timeline **timeline_out, qe_error *error_out) {
     cuda_timeline *timeline = calloc(1, sizeof *timeline);
     if (timeline == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a timeline");
-    timeline->path = path;
     qe_status status = marks_create(timeline, error_out);
+    if (status == QE_OK) status = file_open(timeline, path, error_out);
     if (status != QE_OK) {
-        timeline->path = NULL; /* nothing to write */
         qe_cuda_timeline_destroy(timeline);
         return status;
     }
@@ -76,10 +85,9 @@ static void marks_write(const cuda_timeline *timeline, FILE *file) {
 
 void qe_cuda_timeline_destroy(cuda_timeline *timeline) {
     if (timeline == NULL) return;
-    FILE *file = timeline->path != NULL ? fopen(timeline->path, "w") : NULL;
-    if (file != NULL) {
-        marks_write(timeline, file);
-        (void)fclose(file);
+    if (timeline->file != NULL) {
+        marks_write(timeline, timeline->file);
+        (void)fclose(timeline->file);
     }
     for (int i = 0; i < TIMELINE_MARKS; i++) {
         if (timeline->marks[i].begin != NULL) (void)cudaEventDestroy(timeline->marks[i].begin);

@@ -149,7 +149,8 @@ static qe_status flags_load(const qe_channel *channel, cudaStream_t stream, qe_e
         status = qe_cuda_copy(other, channel->mailbox, channel->mailbox_bytes, stream);
     if (code == cudaSuccess) code = cudaStreamSynchronize(stream);
     (void)cudaFree(other);
-    return status == QE_OK ? qe_cuda_check(code, "a channel", error_out) : status;
+    if (status != QE_OK) return qe_error_set(error_out, status, NULL, "the kernels of a channel could not be queued");
+    return qe_cuda_check(code, "a channel", error_out);
 }
 
 qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out) {
@@ -165,6 +166,10 @@ qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStrea
         channel->mailbox = mailbox;
         channel->mailbox_bytes = bytes;
         if (status == QE_OK) status = flags_load(channel, aside, error_out);
+        if (status != QE_OK) { /* not taken for ready by who asks again */
+            (void)cudaFree(channel->mailbox);
+            channel->mailbox = NULL;
+        }
     }
     pthread_mutex_unlock(&channel->world->lock);
     return status;
