@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch installs it)")
@@ -32,8 +34,10 @@ class Many(torch.nn.Module):
         self.dropout = torch.nn.Dropout(0.0)
         self.scale, self.on, self.name, self.kind = 0.5, True, "up", Kind.RELU
         self.act: Any = torch.nn.functional.relu
+        self.steps = [(self.linear.forward, [functools.partial(torch.clamp, max=1.0)]), {1, 2}]
+        self.inner = (1, [2.0])
         self.powers, self.words, self.dtype = [1.0, 2.0], {"shift": 0.25}, torch.float32
-        self.pair = (1, 2)
+        self.pair, self.root, self.clip = (1, 2), np.sqrt(4.0), functools.partial(torch.clamp, max=9.0)
         self.offset = torch.ones(HIDDEN)
 
     def bend(self, y: Any) -> Any:
@@ -42,6 +46,7 @@ class Many(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.dropout(self.act(self.norm(self.linear(x)))).to(self.dtype) * self.scale * self.gain
         y = y * self.powers[1] + self.words["shift"] + self.offset * self.pair[0]
+        y = self.clip(y) / self.root
         return x + self.bend(y) if self.on and self.kind is Kind.RELU else x - y
 
 
@@ -74,7 +79,12 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a function": (lambda m: setattr(m, "act", torch.tanh), "layers.1.act is <built-in"),
     "a dtype": (lambda m: setattr(m, "dtype", torch.float64), "layers.1.dtype is torch.float64"),
     "a tuple": (lambda m: setattr(m, "pair", (3, 2)), "layers.1.pair is"),
+    "a number of NumPy's": (lambda m: setattr(m, "root", np.sqrt(9.0)), "layers.1.root is"),
+    "a function with arguments": (lambda m: setattr(m, "clip", functools.partial(torch.clamp, max=0.1)),
+                                  "layers.1.clip is functools.partial"),
     "within a list": (lambda m: m.powers.append(3.0), "layers.1.powers is"),
+    "a list within a tuple": (lambda m: m.inner[1].append(1), "layers.1.inner is (1, [2.0, 1])"),
+    "deep within": (lambda m: m.steps[0][1].append(1), "layers.1.steps is"),
     "within a dictionary": (lambda m: m.words.update(shift=1.0), "layers.1.words is {'shift': 1.0}"),
     "a tensor": (lambda m: setattr(m, "offset", torch.zeros_like(m.offset)), "layers.1.offset is another tensor"),
     "a tensor that moved": (lambda m: setattr(m.offset, "data", m.offset.clone()), "layers.1.offset is another tensor"),
@@ -124,6 +134,18 @@ def test_where_nothing_is_captured_a_changed_attribute_takes_effect(what: str) -
     CHANGES[what][0](modules[1])
     assert not torch.equal(pipeline.evaluate(*data[0]), before)
     assert bool(pipeline.step(*data[0]).isfinite().all())
+
+
+@pytest.mark.torch
+def test_another_forward_of_a_class_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, _, data = captured(pair())
+    pipeline.step(*data[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(Many, "forward", lambda self, x: x)
+        with pytest.raises(qt.Trap, match="Many has another forward") as caught:
+            pipeline.step(*data[1])
+        assert caught.value.rule == "graph.constant"
+    pipeline.step(*data[1])
 
 
 @pytest.mark.torch

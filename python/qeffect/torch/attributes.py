@@ -2,13 +2,14 @@
 A graph has built in what they were when it was captured, whatever becomes of them."""
 from __future__ import annotations
 
-import copy
 import dis
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Callable, Iterator, Optional, Sequence
+
+import numpy as np
 
 from ._need import torch
 from .inside import is_plain
@@ -16,8 +17,8 @@ from .inside import is_plain
 Named = Sequence[tuple[str, Any]]  # modules by their full names
 Skips = Callable[[type], frozenset[str]]
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.layout,
-          torch.memory_format, torch.Size, FunctionType, BuiltinFunctionType, MethodType)
+_ATOMS = (int, float, complex, str, bytes, type(None), range, Enum, np.generic, torch.dtype, torch.device, torch.layout,
+          torch.memory_format, torch.Size, type, FunctionType, BuiltinFunctionType, MethodType, partial)
 _CONTAINERS = (list, dict, set)  # changed in place, so a copy is kept
 _DEPTH, _LENGTH = 3, 64          # of containers that are looked into; deeper and longer ones are data, and no setting
 _TORCHS = frozenset(torch.nn.Module().__dict__)  # what every module has, which others look at
@@ -35,7 +36,7 @@ class Attribute:
     @property
     def is_content(self) -> bool:
         """It may change in place."""
-        return type(self.value) in _CONTAINERS
+        return _may_change(self.value)
 
     @property
     def address(self) -> Optional[int]:
@@ -44,7 +45,7 @@ class Attribute:
 
 def attributes_of(named: Named) -> list[Attribute]:
     """All that are looked at."""
-    return [Attribute(f"{name}.{key}", m.__dict__, key, copy.deepcopy(value) if type(value) in _CONTAINERS else value)
+    return [Attribute(f"{name}.{key}", m.__dict__, key, _kept(value))
             for name, m in named for key, value in m.__dict__.items()
             if key not in _TORCHS and key != "forward" and (_is_setting(value) or _is_tensor(value))]
 
@@ -56,12 +57,24 @@ def same(now: Any, then: Any) -> bool:
 
 def _is_setting(value: Any, depth: int = _DEPTH) -> bool:
     kind = type(value)
-    if kind in _ATOMS or isinstance(value, (Enum, type)):
+    if isinstance(value, _ATOMS):
         return True
     if kind not in (tuple, frozenset, *_CONTAINERS) or depth == 0 or len(value) > _LENGTH:
         return False
     parts = [*value.keys(), *value.values()] if kind is dict else value
     return all(_is_setting(part, depth - 1) for part in parts)
+
+
+def _kept(value: Any) -> Any:
+    """It, or where it may change in place, a copy as deep as it is looked into."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _kept(part) for key, part in value.items()}
+    return kind(map(_kept, value)) if kind in (tuple, list, set) else value
+
+
+def _may_change(value: Any) -> bool:
+    return type(value) in _CONTAINERS or (type(value) is tuple and any(map(_may_change, value)))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Callable, Collection, Optional
 
-from .._seal import Places
+from .._seal import Places, attributes
 from ._need import torch
 from .attributes import Attribute, Named, Skips, attributes_of, hides, same, stored_by_forward
 from .inside import inside, is_plain
@@ -41,9 +41,9 @@ class Fact:
 
 
 class Build:
-    """Modules by name, how much each has of everything, its forward, its mode, its plain attributes, and which
-    parameters train. Where parameters and buffers lie is the seal's. `skips`: attributes that modules of a class keep
-    for themselves; `own`: names of those that this one keeps for itself."""
+    """Modules by name, how much each has of everything, its forward and its class's, its mode, its plain attributes,
+    and which parameters train. Where parameters and buffers lie is the seal's. `skips`: attributes that modules of a
+    class keep for themselves; `own`: names of those that this one keeps for itself."""
 
     def __init__(self, module: "torch.nn.Module", name: str, skips: Skips = stored_by_forward,
                  own: Collection[str] = ()) -> None:
@@ -53,6 +53,8 @@ class Build:
         parameters = [(f"{n}.{key}", p) for n, m in named for key, p in m._parameters.items() if p is not None]
         self._names, self._parameters = [n for n, _ in parameters], [p for _, p in parameters]
         self._trained = list(map(_trains, self._parameters))
+        self._kinds = tuple({type(m): None for _, m in named})
+        self._forwards = attributes(self._kinds, "forward")
         self._contents = [fact for fact in self._facts if fact.is_content]
         self._places = self._seal()
 
@@ -65,16 +67,19 @@ class Build:
 
     def changed(self) -> Optional[tuple[str, str]]:
         """(what of the seal is broken: "constant" or "mode"; in words), or None: it is what it was."""
-        trained = list(map(_trains, self._parameters))
-        if (self._places.changed() < 0 and trained == self._trained
+        trained, forwards = list(map(_trains, self._parameters)), attributes(self._kinds, "forward")
+        if (self._places.changed() < 0 and trained == self._trained and forwards == self._forwards
                 and all(fact.holds() for fact in self._contents)):
             return None
         for fact in self._facts:
             if not fact.holds():
                 return fact.told()
-        for name, now, then in zip(self._names, trained, self._trained):
-            if now != then:
-                return "constant", f"requires_grad of {name} is {now}"
+        for kind, now, then in zip(self._kinds, forwards, self._forwards):
+            if now is not then:
+                return "constant", f"{kind.__name__} has another forward"
+        for name, trains, trained_then in zip(self._names, trained, self._trained):
+            if trains != trained_then:
+                return "constant", f"requires_grad of {name} is {trains}"
         for fact in self._modes:
             if not fact.holds():
                 return fact.told()
