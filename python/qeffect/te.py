@@ -19,10 +19,11 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 from .errors import ArgumentError, UnsupportedError
 from .torch import Pipeline as _Pipeline
 from .torch._need import torch
-from .torch.attributes import written_anywhere
+from .torch.attributes import own_names, written_anywhere
 from .torch.callables import build
 from .torch.contract import Contract
 from .torch.record import Tensors
+from .torch.seal import Seal
 from .torch.stage import Slot, Stage
 from .torch.trap import breach, submitted_at
 
@@ -74,7 +75,7 @@ class TEStage(Stage):
         super().__init__(module, name, index, slots, **options)
         self.recipe, self.folds, self.cache_weights = recipe, folds, cache_weights
         self._recomputes: dict[int, list[Any]] = {}
-        self._hidden_places: list[tuple[str, Any, str, int]] = []
+        self._hidden = Seal()
         self.te_modules: list[Any] = [m for m in module.modules() if isinstance(m, TransformerEngineBaseModule)]
         self._classes = sorted({type(m) for m in module.modules()}, key=lambda kind: kind.__name__)
         self.te_names = [n for n, m in module.named_modules() if isinstance(m, TransformerEngineBaseModule)]
@@ -240,7 +241,7 @@ class TEStage(Stage):
             _fold([s for name, s in self.states().items() if name.endswith(direction)], self.recipe, direction)
 
     def keeps(self, kind: type) -> frozenset[str]:
-        return written_anywhere(kind) | _NOTES if _is_te(kind) else super().keeps(kind)
+        return written_anywhere(kind) | own_names(kind) | _NOTES if _is_te(kind) else super().keeps(kind)
 
     def knows(self, kind: type) -> bool:
         return _is_te(kind)
@@ -261,17 +262,13 @@ class TEStage(Stage):
 
     def prepare(self, *arguments: Any) -> None:
         super().prepare(*arguments)
-        self._hidden_places = [(f"{name}.{part}", state, part, getattr(state, part).data_ptr())
-                               for name, state in self.states().items() for part in ("scale", "amax_history")]
+        self._hidden = Seal([(f"{name}.{part}", state.__dict__, part)
+                             for name, state in self.states().items() for part in ("scale", "amax_history")])
 
     def hidden_moved(self) -> Optional[tuple[str, int, int]]:
         """As `moved`, of scales and histories: graphs write where they were. Only Transformer Engine exchanges them,
         for another length of history, so it is asked once per step."""
-        for name, state, part, then in self._hidden_places if self.capture else []:
-            now = getattr(state, part).data_ptr()
-            if now != then:
-                return name, then, now
-        return None
+        return self._hidden.moved() if self.capture else None
 
     def keep_hidden(self) -> Callable[[], None]:
         put_back = super().keep_hidden()

@@ -2,6 +2,7 @@
 nothing."""
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make check-
 import qeffect  # noqa: E402
 import qeffect.torch as qt  # noqa: E402
 from qeffect import Schedule  # noqa: E402
+from qeffect.torch.split import Postponed  # noqa: E402
 from torch_world import (DEVICES, MICROBATCHES, Block, BothAtOnce, Checkpointed, Custom, adamw, batches,  # noqa: E402
                          blocks, copies, loss_of, native, same, state)
 
@@ -406,6 +408,27 @@ def test_a_host_with_several_streams_gets_an_edge_wherever_the_stream_changes() 
         pipeline.run(action, inputs[action.microbatch], targets[action.microbatch])
     pipeline.finish()
     assert streams.edges[:3] == [(0, 1), (1, 0), (0, 1)] and len(streams.edges) >= len(pipeline.actions) - 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("name", ["1f1b", "zbh1"])
+def test_a_step_leaves_no_tensor_behind(name: str, capture: bool, device: str) -> None:
+    """What is postponed holds a part of the autograd graph, which holds what is postponed: no collector sees that."""
+    modules, whole = copies(blocks(), device), batches(1, device=device)
+    pipeline, _ = pipeline_of(modules, schedule_of(name), whole, capture=capture)
+    data, alive = whole[0], []
+    for aborts in (False, False, True, False):
+        if aborts:
+            pipeline.begin()
+            for action in pipeline.actions[:len(pipeline.actions) * 2 // 3]:
+                pipeline.run(action, data[0][action.microbatch], data[1][action.microbatch])
+            pipeline.abort()
+        else:
+            pipeline.step(*data)
+        gc.collect()
+        alive.append(sum(type(held) in (torch.Tensor, Postponed) for held in gc.get_objects()))
+    assert alive[1:] == alive[1:2] * 3, alive
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -65,6 +65,7 @@ class Pipeline:
         must_deposit(self.stages, opened=self.stages)
         tell_commits(self.stages)
         self.guard = None if optimizer is None else StepGuard(optimizer, self.device)
+        self._boundary: dict[tuple[int, int], Any] = {}  # outputs on their way, by stage and microbatch
         self._finishing = False
         self._hook = None if optimizer is None else optimizer.register_step_pre_hook(self._before_optimizer)
         self._seed = torch.full((), 1.0 / self.microbatches, device=self.device)
@@ -167,7 +168,7 @@ class Pipeline:
         except Error:
             self.abort()
             raise
-        self._boundary: dict[tuple[int, int], Any] = {}
+        self._boundary = {}
         if self._allow_unused:
             torch._foreach_zero_(self._gradients)
 
@@ -280,6 +281,7 @@ class Pipeline:
     def abort(self) -> None:
         """Gives an open step up. Weights and moments are as before it; gradients are without meaning."""
         self.contract.abort()
+        self._boundary = {}
         for stage in self.stages:
             for slot in stage.slots:
                 slot.forget()

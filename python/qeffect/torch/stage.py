@@ -58,8 +58,13 @@ class Slot:
 
     def forget(self) -> None:
         """What autograd kept for a microbatch."""
-        self.live, self.queue, self.stash = [], Queue(), {}
-        self.leaves = self.inputs
+        self.live, self.leaves = [], self.inputs
+        self.drop_postponed()
+
+    def drop_postponed(self) -> None:
+        """The queue is emptied, too: the autograd graph behind what waits in it holds it, where no collector sees."""
+        self.queue.entries.clear()
+        self.queue, self.stash = Queue(), {}
 
 
 def is_tensor(value: Any) -> bool:
@@ -153,7 +158,7 @@ class Stage:
     # ---- what an action computes: the same work eager and recorded ----
 
     def _forward(self, slot: Slot) -> Tensors:
-        slot.queue, slot.stash = Queue(), {}
+        slot.drop_postponed()
         self._active = slot
         casts = torch.is_autocast_cache_enabled()  # its copies of weights outlive a step, and a graph would keep them
         torch.set_autocast_cache_enabled(False)
@@ -195,7 +200,7 @@ class Stage:
                 self._place_product(entry, into, first, made)
             for i, gradient in slot.stash.items():
                 self._place_sum(i, gradient, into, first, made)
-        slot.queue, slot.stash = Queue(), {}
+        slot.drop_postponed()
         missing = [self.names[i] for i in range(len(self.parameters)) if i not in made]
         if missing and not self.allow_unused:
             raise breach("grad.missing", f"backward computed no gradient of {', '.join(missing)}; freeze it "
