@@ -97,6 +97,7 @@ class Placement(Case):
         self.assertTrue(row["same_bits"])
         self.assertEqual(row["direct_state_hash"], row["copy_state_hash"])
         self.assertGreater(row["predicted_ms"], 0)
+        self.assertEqual((row["copy_launches"], row["read_bytes"]), (21 * 15, 0))  # 8 out, 7 in; products as direct's
 
     def test_shapes_pipelines_and_recipes_are_options(self):
         for recipe in ("block", "bf16"):

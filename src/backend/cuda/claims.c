@@ -1,6 +1,7 @@
 /* claims.c - what a captured graph really holds. Every node is claimed by the op that was being submitted when it came.
  * A node that came between two ops, and an op that left no node, make the recording invalid; at the end the graph is
  * walked: so do two ops that touch the same bytes, one of them writing, without a path of edges between them. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "backend/cuda/device.h"
@@ -105,6 +106,7 @@ typedef struct walk {
     uint64_t words;
     touched *touches;
     uint64_t touch_count;
+    const qe_op *early, *late; /* the first two ops with no more than a programmatic edge between them; NULL: none */
 } walk;
 
 static uint64_t claim_of(const qe_graph *graph, cudaGraphNode_t node) {
@@ -137,8 +139,20 @@ static qe_status reach_fill(walk *w, uint64_t (*pairs)[2], size_t count, qe_erro
     return QE_OK;
 }
 
-/* Edges of the graph as indices of claims; programmatic ones order less than they seem to and count as none. */
-static qe_status edges_read(const qe_graph *graph, uint64_t (*pairs)[2], size_t *count, qe_error *error_out) {
+/* A programmatic edge orders less than it seems to, so between two ops it counts as none. Within an op it is its
+ * library's business: cuBLASLt's second kernel of a product whose k is split has one, sums what the first made, and so
+ * waits for it by itself. */
+static int is_edge(walk *w, const cudaGraphEdgeData *data, const uint64_t pair[2]) {
+    if (data->type != cudaGraphDependencyTypeProgrammatic) return 1;
+    const qe_op *from = w->graph->claims[pair[0]].op, *to = w->graph->claims[pair[1]].op;
+    if (from == to) return 1;
+    if (w->early == NULL) w->early = from, w->late = to;
+    return 0;
+}
+
+/* Edges of the graph as indices of claims. */
+static qe_status edges_read(walk *w, uint64_t (*pairs)[2], size_t *count, qe_error *error_out) {
+    const qe_graph *graph = w->graph;
     cudaGraphNode_t *from = calloc(2 * *count + 1, sizeof *from), *to = from + *count;
     cudaGraphEdgeData *data = calloc(*count + 1, sizeof *data);
     qe_status status = from != NULL && data != NULL
@@ -147,9 +161,9 @@ static qe_status edges_read(const qe_graph *graph, uint64_t (*pairs)[2], size_t 
                            : qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for the edges of a graph");
     size_t kept = 0;
     for (size_t i = 0; status == QE_OK && i < *count; i++) {
-        if (data[i].type == cudaGraphDependencyTypeProgrammatic) continue;
         pairs[kept][0] = claim_of(graph, from[i]);
-        pairs[kept++][1] = claim_of(graph, to[i]);
+        pairs[kept][1] = claim_of(graph, to[i]);
+        kept += (size_t)is_edge(w, &data[i], pairs[kept]);
     }
     *count = kept;
     free(from);
@@ -165,7 +179,7 @@ static qe_status reach_make(walk *w, qe_error *error_out) {
     w->reach = calloc(w->graph->claim_count * w->words + 1, sizeof *w->reach);
     qe_status status = pairs == NULL || w->reach == NULL
                            ? qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to walk a graph")
-                       : count > 0 ? edges_read(w->graph, pairs, &count, error_out)
+                       : count > 0 ? edges_read(w, pairs, &count, error_out)
                                    : QE_OK; /* the runtime refuses to list no edges */
     if (status == QE_OK) status = reach_fill(w, pairs, count, error_out);
     free(pairs);
@@ -211,11 +225,15 @@ static int is_ordered(const walk *w, uint32_t a, uint32_t b) {
 
 static qe_status pair_judge(const walk *w, const touched *a, const touched *b, qe_error *error_out) {
     if (a->op == b->op || (!a->range->write && !b->range->write) || is_ordered(w, a->op, b->op)) return QE_OK;
+    char less[96] = "";
+    if (w->early != NULL)
+        snprintf(less, sizeof less, "; the edge from %s to %s is programmatic and orders less",
+                 qe_op_name(w->early->kind), qe_op_name(w->late->kind));
     return qe_error_set(error_out, QE_CONTRACT, "record an event behind the first and let the second wait for it",
-                        "sync.side: in a captured graph %s and %s touch %s%s%s without an order between them",
+                        "sync.side: in a captured graph %s and %s touch %s%s%s without an order between them%s",
                         qe_op_name(w->ops[a->op].op->kind), qe_op_name(w->ops[b->op].op->kind),
                         a->range->object != NULL ? a->range->object : "the same bytes",
-                        a->range->part != NULL ? " " : "", a->range->part != NULL ? a->range->part : "");
+                        a->range->part != NULL ? " " : "", a->range->part != NULL ? a->range->part : "", less);
 }
 
 static qe_status walk_judge(walk *w, qe_error *error_out) {
