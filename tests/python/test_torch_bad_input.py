@@ -112,6 +112,8 @@ CHANGES: dict[str, tuple[Change, str, str]] = {
     "a parameter added": (_add_parameter, "graph.constant", "1 parameters"),
     "a parameter frozen": (lambda b: b.up.weight.requires_grad_(False), "graph.constant",
                            "requires_grad of .*up.weight"),
+    "a table of parameters exchanged": (lambda b: setattr(b.up, "_parameters", dict(b.up._parameters)),
+                                        "graph.constant", "layers.1.up has another table of parameters"),
     "a hook": (lambda b: b.up.register_forward_hook(lambda *_: None), "graph.constant", "layers.1.up has 1 hooks"),
     "another forward": (lambda b: setattr(b.norm, "forward", lambda x: x), "graph.constant",
                         "norm has another forward"),

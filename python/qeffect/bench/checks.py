@@ -52,8 +52,12 @@ class Driven:
         else:
             self.stage.backward(slot, [gradient])
 
+    def close_step(self) -> None:
+        """What the device does behind the last replay of a step, under contract or not."""
+
     def commit(self) -> None:
         self.contract.take()
+        self.close_step()
         self.contract.commit()
         self.contract.end()
 
@@ -72,6 +76,7 @@ class Driven:
         for microbatch in range(MICROBATCHES):
             for kind in "FB":
                 self.replay(slot, kind, microbatch, leaves, gradient)
+        self.close_step()
 
     def timed_step(self, spent: dict[str, list[int]]) -> None:
         """A step under contract. `spent`: takes ns of its beginning and of each check, the clock's own included."""

@@ -100,7 +100,7 @@ class Under(Driven):
         stage.prepare(leaves, [["F1", "B1", "F", "B"]], capture_stream(case.x.device))
         self.te_stage, self.workspace = stage, qte.workspace_of(case.x.device)
         states = stage.states()
-        self.fold = lambda: qte.fold(states, case.recipe)
+        self._fold = lambda: qte.fold(states, case.recipe)
         slot = stage.slots[0]
         # Input and gradient already lie in the slot, as for the peer of one graph; else they are copied there.
         self.in_place: tuple[Any, Any] = (slot.inputs, slot.fixed[0])
@@ -120,11 +120,8 @@ class Under(Driven):
         self.workspace.enter(self.contract)
         return super().check(kind, microbatch)
 
-    def commit(self) -> None:
-        self.contract.take()
-        self.fold()
-        self.contract.commit()
-        self.contract.end()
+    def close_step(self) -> None:
+        self._fold()
 
 
 _WORKS: dict[str, Callable[[Case], Work]] = dict(zip(PEERS, (te_one_graph, te_graphs, te_eager)))

@@ -11,6 +11,7 @@ from .attributes import Attribute, Named, Skips, attributes_of, hides, same, sto
 from .inside import inside, is_plain
 
 _trains: Callable[[Any], bool] = attrgetter("requires_grad")
+# Tables of a module; of the first three, what they hold is looked at, too.
 _PARTS = {"_modules": "modules", "_parameters": "parameters", "_buffers": "buffers", "_forward_hooks": "hooks",
           "_forward_pre_hooks": "hooks", "_backward_hooks": "hooks", "_backward_pre_hooks": "hooks"}
 
@@ -19,7 +20,8 @@ _PARTS = {"_modules": "modules", "_parameters": "parameters", "_buffers": "buffe
 class Fact:
     """owner[key] was `value` (...: there was no such key); where key is None, owner had `value` keys. `rule`: what of
     the seal another value breaks, "constant" or "mode". `words`: how another value is told. `address`: where a tensor
-    lay; None: not asked. `is_content`: the value may change in place, and is a copy."""
+    lay; None: not asked. `is_content`: the value may change in place, and is a copy. `is_itself`: an equal value is
+    another one."""
 
     owner: dict[str, Any]
     key: Optional[str]
@@ -28,12 +30,15 @@ class Fact:
     words: Callable[[Any], str]
     address: Optional[int] = None
     is_content: bool = False
+    is_itself: bool = False
 
     def now(self) -> Any:
         return len(self.owner) if self.key is None else self.owner.get(self.key, ...)
 
     def holds(self) -> bool:
         now = self.now()
+        if self.is_itself:
+            return now is self.value
         return same(now, self.value) and (self.address is None or now.data_ptr() == self.address)
 
     def told(self) -> tuple[str, str]:
@@ -96,6 +101,9 @@ def _parts(named: Named) -> list[Fact]:
     found = [Fact(m._modules, key, child, "constant", _always(f"{n}.{key} is another module"))
              for n, m in named for key, child in m._modules.items()]
     found += [_count(n, getattr(m, part), word) for n, m in named for part, word in _PARTS.items()]
+    found += [Fact(m.__dict__, table, getattr(m, table), "constant", _always(f"{n} has another table of {word}"),
+                   is_itself=True)
+              for n, m in named for table, word in list(_PARTS.items())[:3]]
     return found + [Fact(m.__dict__, "forward", m.__dict__.get("forward", ...), "constant",
                          _always(f"{n} has another forward")) for n, m in named]
 
