@@ -103,9 +103,10 @@ class Under(Driven):
         self._fold = lambda: qte.fold(states, case.recipe)
         slot = stage.slots[0]
         # Input and gradient already lie in the slot, as for the peer of one graph; else they are copied there.
-        self.in_place: tuple[Any, Any] = (slot.inputs, slot.fixed[0])
+        dy: Any = slot.fixed[0]
         with torch.no_grad():
-            self.in_place[1].copy_(case.dy)
+            dy.copy_(case.dy)
+        self.in_place: tuple[Any, Any] = (slot.inputs, dy)
 
     def run_step(self, copied: bool = False) -> None:
         """All microbatches of a step. `copied`: input and gradient come from elsewhere."""
