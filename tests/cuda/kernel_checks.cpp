@@ -565,8 +565,37 @@ static void check_small(checks &all) {
     check_decode(all, 7, 9);
 }
 
+/* One row, one column, what no tile fits or just fits; values of which none is a number, or all are the same. */
+static void check_hostile(checks &all) {
+    static const uint32_t shapes[][2] = {{1, 1}, {1, 17}, {33, 1}, {16, 32}};
+    for (const auto &shape : shapes) {
+        check_quantize(all, shape[0], shape[1], ANY);
+        check_quantize_weight(all, shape[0], shape[1], ANY);
+    }
+    for (kind k : {ZEROS, NANS, INFINITES, SMALLEST, LARGEST}) {
+        check_quantize(all, 16, 16, k);
+        check_quantize_weight(all, 16, 16, k);
+        check_norm(all, 1, 24, k);
+        check_swiglu(all, 3, 8, k);
+        check_rope(all, 5, 3, 1, 1, 2, k);
+    }
+    for (bool has_fired : {false, true}) {
+        check_commit(all, 1, 1, has_fired);
+        check_commit(all, 16, 16, has_fired);
+        check_commit(all, 1, 16, has_fired);
+        check_commit(all, 272, 144, has_fired);
+    }
+    check_sealed(all, 1, 1);
+    check_sealed(all, 16, 16);
+    check_norm_backward(all, 1, 8, PLAIN);
+    check_norm_backward(all, 33, 1, PLAIN);
+    check_decode(all, 1, 1);
+    check_decode(all, 129, 8);
+}
+
 void check_everything(checks &all, bool with_large) {
     check_small(all);
+    check_hostile(all);
     if (!with_large) return;
     check_codec(all);
     all.few = true;

@@ -96,7 +96,9 @@ class numbers {
     uint64_t state_;
 };
 
-enum kind { PLAIN, WIDE, SPECIAL }; /* SPECIAL: WIDE with zeros, subnormals, infinities and NaNs of both signs */
+/* SPECIAL: WIDE with zeros, subnormals, infinities and NaNs of both signs; ANY: any bits; the others: one value and its
+ * negative, so that no amax is a number to divide by, or the largest or smallest that is. */
+enum kind { PLAIN, WIDE, SPECIAL, ANY, ZEROS, NANS, INFINITES, SMALLEST, LARGEST };
 
 inline float special(numbers &random) {
     static const uint32_t bits[] = {0x00000000u, 0x80000000u, 0x7F800000u, 0xFF800000u, 0x7FC00000u, 0xFFC00000u,
@@ -106,11 +108,24 @@ inline float special(numbers &random) {
     return value;
 }
 
+/* Kinds from ANY on: bits of a value, a bf16 in the upper half of what is meant. */
+inline uint32_t hostile(numbers &random, kind k, bool is_wide) {
+    static const uint32_t of_kind[][2] = {{0, 0}, {0x7FC00000u, 0x7F810000u}, {0x7F800000u, 0x7F800000u},
+                                          {0x00010000u, 0x00000001u}, {0x7F7F0000u, 0x7F7FFFFFu}};
+    const uint64_t drawn = random.next();
+    if (k == ANY) return static_cast<uint32_t>(drawn);
+    return of_kind[k - ZEROS][is_wide] | static_cast<uint32_t>(drawn & 0x80000000u);
+}
+
 /* bf16 values; `of` in [0, 1]: part of them that is special. */
 inline std::vector<uint16_t> bf16_values(size_t count, uint64_t seed, kind k, double of = 0.02) {
     numbers random(seed);
     std::vector<uint16_t> values(count);
     for (uint16_t &v : values) {
+        if (k >= ANY) {
+            v = static_cast<uint16_t>(hostile(random, k, false) >> 16);
+            continue;
+        }
         const bool is_special = k == SPECIAL && random.uniform() < of;
         const float value = is_special ? special(random) : random.value(k != PLAIN);
         uint32_t bits;
@@ -123,7 +138,14 @@ inline std::vector<uint16_t> bf16_values(size_t count, uint64_t seed, kind k, do
 inline std::vector<float> fp32_values(size_t count, uint64_t seed, kind k) {
     numbers random(seed);
     std::vector<float> values(count);
-    for (float &v : values) v = k == SPECIAL && random.uniform() < 0.02 ? special(random) : random.value(k != PLAIN);
+    for (float &v : values) {
+        if (k >= ANY) {
+            const uint32_t bits = hostile(random, k, true);
+            memcpy(&v, &bits, sizeof v);
+            continue;
+        }
+        v = k == SPECIAL && random.uniform() < 0.02 ? special(random) : random.value(k != PLAIN);
+    }
     return values;
 }
 

@@ -13,6 +13,7 @@
 
 #include "backend/cuda/attention_choice.h"
 #include "backend/cuda/choices.h"
+#include "backend/cuda/lt.h"
 #include "backend/cuda/product.h"
 
 static const qe_choice_maker here = {"cuBLASLt 13.1.0", "NVIDIA H200", "cuDNN 9.14.0, frontend 1.32.0"};
@@ -257,6 +258,93 @@ static void a_choice_that_names_no_attention_or_another_algorithm_is_refused(voi
     }
 }
 
+/* As the device takes choices, without one. */
+static qe_status choice_read(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
+    qe_product product;
+    qe_args_attention_backward args;
+    qe_attention_algorithm algorithm;
+    ++*(uint64_t *)context;
+    if (!qe_attention_choice_is(choice->key)) return qe_product_parse(choice->key, &product, error_out);
+    const qe_status status = qe_attention_choice_parse(choice, &args, &algorithm, error_out);
+    if (status != QE_OK || args.heads > 0) return status;
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared", "no heads");
+}
+
+static qe_status bytes_scan(const char *bytes, size_t length, uint64_t *count_out, qe_error *error_out) {
+    char path[] = "/tmp/qe_choices_XXXXXX";
+    const int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    assert_int_equal(write(descriptor, bytes, length), (ssize_t)length);
+    close(descriptor);
+    *count_out = 0;
+    const qe_status status = qe_choices_scan(path, &here, choice_read, count_out, error_out);
+    unlink(path);
+    return status;
+}
+
+/* A person wrote the file: whatever is wrong with it is no wrong use of the program, and there is a way out. */
+static void refused_with_a_way_out(qe_status status, const qe_error *error) {
+    assert_true(status == QE_ERROR_CONFIG || status == QE_ERROR_FORMAT || status == QE_ERROR_UNSUPPORTED);
+    assert_true(error->status == status && error->line > 0 && error->message[0] && error->remedy[0]);
+    assert_null(strstr(error->remedy, "before anything is prepared"));
+}
+
+static void what_is_wrong_with_a_line_is_the_files_and_has_a_way_out(void **state) {
+    (void)state;
+    static const char *const keys[] = {"linear m1 n1", "linear m0 n16 k16 tn e4m3 e4m3 fast",
+                                       "linear m15 n16 k16 tn e4m3 e4m3 fast", "linear m16 n16 k16 tn e5m2 e5m2 fast",
+                                       "attention_backward s0 t0 h0 kv0 d0 fixed"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
+        char line[QE_CHOICE_LINE_BYTES], text[2 * QE_CHOICE_LINE_BYTES];
+        qe_cuda_choice choice;
+        qe_error error = {0};
+        uint64_t count;
+        qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
+        (void)snprintf(choice.key, sizeof choice.key, "%s", keys[i]);
+        qe_choice_format(&here, &choice, line);
+        const int length = snprintf(text, sizeof text, "qeffect choices 1\n%s", line);
+        const qe_status status = bytes_scan(text, (size_t)length, &count, &error);
+        refused_with_a_way_out(status, &error);
+        assert_int_equal(error.line, 2);
+    }
+}
+
+static void whatever_bytes_are_read_or_refused_with_a_way_out(void **state) {
+    (void)state;
+    enum { ROUNDS = 4000, ROOM = 4 * QE_CHOICE_LINE_BYTES };
+    char good[ROOM], text[ROOM], line[QE_CHOICE_LINE_BYTES];
+    qe_cuda_choice choice = choice_make(1);
+    qe_choice_format(&here, &choice, line);
+    const int half = snprintf(good, sizeof good, "qeffect choices 1\n%s", line);
+    qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
+    qe_choice_format(&here, &choice, line);
+    const size_t whole = (size_t)(half + snprintf(good + half, sizeof good - (size_t)half, "%s", line));
+    uint64_t drawn = 1, count, refused = 0;
+    for (int round = 0; round < ROUNDS; ++round) {
+        size_t length = whole;
+        qe_error error = {0};
+        memcpy(text, good, whole);
+        for (int change = 0; change <= round % 4; ++change) {
+            drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+            text[(drawn >> 33) % whole] = (char)(drawn >> 24);
+            if (drawn >> 60 == 0) length = (drawn >> 33) % whole; /* cut short */
+        }
+        const qe_status status = bytes_scan(text, length, &count, &error);
+        if (status != QE_OK) refused_with_a_way_out(status, &error);
+        refused += status != QE_OK;
+    }
+    assert_true(refused > ROUNDS / 2 && refused < ROUNDS);
+}
+
+static void memory_that_is_short_has_a_way_out(void **state) {
+    (void)state;
+    qe_error error = {0};
+    assert_int_equal(qe_cuda_failure(cudaErrorMemoryAllocation, "tuning", &error), QE_ERROR_MEMORY);
+    assert_true(error.message[0] && error.remedy[0]);
+    assert_int_equal(qe_lt_error(CUBLAS_STATUS_ALLOC_FAILED, "opening", &error), QE_ERROR_MEMORY);
+    assert_true(error.message[0] && error.remedy[0]);
+}
+
 static void what_is_no_file_of_choices_is_refused(void **state) {
     (void)state;
     uint64_t count;
@@ -283,6 +371,9 @@ int main(void) {
         cmocka_unit_test(another_library_or_device_is_refused_and_named),
         cmocka_unit_test(a_choice_of_attention_survives_its_line_and_names_the_library_of_attention),
         cmocka_unit_test(a_choice_that_names_no_attention_or_another_algorithm_is_refused),
+        cmocka_unit_test(what_is_wrong_with_a_line_is_the_files_and_has_a_way_out),
+        cmocka_unit_test(whatever_bytes_are_read_or_refused_with_a_way_out),
+        cmocka_unit_test(memory_that_is_short_has_a_way_out),
         cmocka_unit_test(what_is_no_file_of_choices_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -92,7 +92,8 @@ qe_status qe_choice_parse(const qe_choice_maker *maker, char *line, qe_cuda_choi
 /* --- the file --------------------------------------------------------------------------------------------------- */
 
 static qe_status io_error(const char *path, const char *verb, int code, qe_error *error_out) {
-    (void)qe_error_set(error_out, QE_ERROR_IO, NULL, "cannot %s: %s", verb, strerror(code));
+    (void)qe_error_set(error_out, QE_ERROR_IO, "name another file with --set train.algorithms=FILE", "cannot %s: %s",
+                       verb, strerror(code));
     return error_out ? qe_error_place(error_out, path, 0, 0) : QE_ERROR_IO;
 }
 
@@ -112,6 +113,16 @@ static qe_status title_check(FILE *file, qe_error *error_out) {
                         "not a file of choices: its first line is not \"%s\"", TITLE);
 }
 
+/* What a line says is the file's: no mistake of who reads it, whatever takes it thinks of its arguments. */
+static qe_status line_refused(qe_status status, const char *path, uint32_t number, qe_error *error_out) {
+    static const char remedy[] = "take the line out, or leave the file out and have choices made anew";
+    const qe_status ours = status == QE_ERROR_ARGUMENT ? QE_ERROR_CONFIG : status;
+    if (error_out == NULL) return ours;
+    if (status == QE_ERROR_ARGUMENT || error_out->remedy[0] == '\0') memcpy(error_out->remedy, remedy, sizeof remedy);
+    error_out->status = ours;
+    return qe_error_place(error_out, path, number, 1);
+}
+
 qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
                           qe_status (*take)(void *context, const qe_cuda_choice *choice, qe_error *error_out),
                           void *context, qe_error *error_out) {
@@ -129,7 +140,7 @@ qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
         if (status == QE_OK) status = take(context, &choice, error_out);
     }
     if (status != QE_OK)
-        (void)qe_error_place(error_out, path, number, 1);
+        status = line_refused(status, path, number, error_out);
     else if (ferror(file))
         status = io_error(path, "read", EIO, error_out);
     (void)fclose(file);

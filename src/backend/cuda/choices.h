@@ -28,7 +28,8 @@ void qe_choice_format(const qe_choice_maker *maker, const qe_cuda_choice *choice
  * On failure: QE_ERROR_CONFIG: malformed; QE_ERROR_UNSUPPORTED: made with another library or device. */
 qe_status qe_choice_parse(const qe_choice_maker *maker, char *line, qe_cuda_choice *choice_out, qe_error *error_out);
 /* All lines of an open file, in order. `take` gets each choice; its first failure ends it.
- * On failure: as qe_choice_parse and `take`, with the line in error_out; QE_ERROR_IO. */
+ * On failure: as qe_choice_parse and `take`, but QE_ERROR_CONFIG for an argument that `take` does not like, with the
+ * line and a way out in error_out; QE_ERROR_IO. */
 qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
                           qe_status (*take)(void *context, const qe_cuda_choice *choice, qe_error *error_out),
                           void *context, qe_error *error_out);

@@ -12,17 +12,22 @@ static const uint32_t ALIGN_BYTES = QE_ALIGN_BYTES;
  * refused: in place, blocks add in the order in which they finish; in the output's type, partial sums are rounded. */
 static const uint32_t REDUCTION_SCHEMES = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
+static const char REMEDY_MEMORY[] = "use fewer live microbatches, a shorter sequence, fewer layers or another GPU; "
+                                    "tuning needs memory too, and none with a file of choices";
+
 qe_status qe_lt_error(cublasStatus_t status, const char *what, qe_error *error_out) {
     const qe_status ours = status == CUBLAS_STATUS_ALLOC_FAILED     ? QE_ERROR_MEMORY
                            : status == CUBLAS_STATUS_NOT_SUPPORTED ? QE_ERROR_UNSUPPORTED
                            : status == CUBLAS_STATUS_ARCH_MISMATCH ? QE_ERROR_UNSUPPORTED
                                                                    : QE_ERROR_DEVICE;
-    return qe_error_set(error_out, ours, NULL, "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
+    return qe_error_set(error_out, ours, ours == QE_ERROR_MEMORY ? REMEDY_MEMORY : NULL, "cuBLASLt: %s: %s", what,
+                        cublasLtGetStatusString(status));
 }
 
 qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out) {
+    const int is_memory = status == cudaErrorMemoryAllocation;
     (void)cudaGetLastError();
-    return qe_error_set(error_out, status == cudaErrorMemoryAllocation ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, NULL,
+    return qe_error_set(error_out, is_memory ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, is_memory ? REMEDY_MEMORY : NULL,
                         "%s: %s", what, cudaGetErrorString(status));
 }
 
