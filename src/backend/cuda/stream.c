@@ -81,7 +81,7 @@ qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out)
     if (device->nvtx) nvtxRangePushA(qe_op_name(op->kind));
     if (marks) qe_cuda_timeline_begin(device->timeline, qe_op_name(op->kind), stream->name, stream->stream);
     qe_status status = op_queue(stream, op, is_run_out);
-    if (marks) qe_cuda_timeline_end(device->timeline, stream->stream);
+    if (marks && *is_run_out) qe_cuda_timeline_end(device->timeline, stream->stream); /* else it is begun anew */
     if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim_end(device->recording, op);
     if (status != QE_OK && device->recording != NULL && device->recording->refusal.status == QE_OK)
         device->recording->refusal = device->failure;
