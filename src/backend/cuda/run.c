@@ -177,7 +177,7 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
     QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
                          error_out));
     qe_status queued = op_queue(device, op, device->aside);
-    cudaError_t launched = cudaGetLastError(); /* a launch that is refused does not spoil the capture */
+    cudaError_t launched = cudaGetLastError(); /* the end of the capture only says that something failed */
     cudaError_t code = cudaStreamEndCapture(device->aside, &graph);
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
