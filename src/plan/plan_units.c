@@ -62,7 +62,7 @@ static qe_status sink_op(void *context, const qe_op *op, const qe_effect *effect
     qe_effect all[QE_EFFECTS_MAX];
     uint32_t all_count = count;
     QE_ASSERT(count < QE_EFFECTS_MAX);
-    memcpy(all, effects, count * sizeof *effects);
+    if (count > 0) memcpy(all, effects, count * sizeof *effects); /* an op without effects has no list */
     for (uint32_t i = 0; i < count; i++) {
         if (effects[i].kind != QE_EFFECT_GRAD_DEPOSIT) continue;
         uint32_t weight = weight_of_grad(build, effects[i].object);
