@@ -19,22 +19,7 @@
 #include "qeffect/local.h"
 #include "qeffect/model.h"
 #include "qeffect/step.h"
-
-#ifndef __has_feature
-#define __has_feature(what) 0 /* gcc before 14 */
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || __has_feature(address_sanitizer) || \
-    __has_feature(thread_sanitizer)
-#define WORLD_SANITIZED 1 /* slow, and with an allocator of its own */
-#else
-#define WORLD_SANITIZED 0
-#endif
-
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define WORLD_FINDS_RACES 1
-#else
-#define WORLD_FINDS_RACES 0
-#endif
+#include "sanitized.h"
 
 enum { WORLD_MICROBATCHES_MAX = 16, WORLD_ALL_ZERO = 1 };
 

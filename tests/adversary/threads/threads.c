@@ -11,16 +11,13 @@
 #include "adversary/adversary.h"
 #include "qeffect/host.h"
 #include "qeffect/order.h"
+#include "sanitized.h"
 
 enum { DEFAULT_PROGRAMS = 60, DEFAULT_MUTANTS = 4, ITEMS_MAX = 320, CELL_BYTES = 8, WRONG_MAX = 20 };
 
 /* ---- ThreadSanitizer ---- */
 
-#ifndef __has_feature
-#define __has_feature(what) 0 /* gcc before 14 */
-#endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define FINDS_RACES 1
+#if FINDS_RACES
 enum { ITEM_NS = 10000, ATTEMPTS = 3 }; /* to submit one item takes less; it sees one order of many at a time */
 static _Atomic uint64_t reports;
 
@@ -38,7 +35,6 @@ _Bool on_report(const void *report, _Bool suppressed) {
 }
 static uint64_t races_reported(void) { return atomic_load(&reports); }
 #else
-#define FINDS_RACES 0
 enum { ITEM_NS = 2000, ATTEMPTS = 1 };
 static uint64_t races_reported(void) { return 0; }
 #endif

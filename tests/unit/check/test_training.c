@@ -2,7 +2,7 @@
  * bits are those of the host. */
 #include "check_world.h"
 
-enum { STEPS = WORLD_SANITIZED ? 1 : 2 };
+enum { STEPS = SANITIZED ? 1 : 2 };
 
 static world_hash host_hash(world_options options) {
     world w;

@@ -14,7 +14,7 @@ enum { TRIES = 5, STAGES = 8 };
 
 /* A prediction is right within 3%. Where actions took longer than asked the machine was busy with something else, and
  * nothing can be said. */
-#define TOLERANCE (WORLD_SANITIZED ? 0.5 : 0.03)
+#define TOLERANCE (SANITIZED ? 0.5 : 0.03)
 #define LATENESS 0.005
 
 /* No stage is like its neighbours; long enough that what a busy machine adds stays below the tolerance. */

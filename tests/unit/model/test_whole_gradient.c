@@ -185,7 +185,7 @@ static void compare(world *w, const values *v, uint32_t index, double *worst_out
     for (size_t k = 0; k < count; k++) largest = fmax(largest, fabs(gradient[k]));
     assert_true(largest > 1e-6);
     uint32_t state = index + 1;
-    int samples = WORLD_SANITIZED ? SAMPLES / 4 : SAMPLES;
+    int samples = SANITIZED ? SAMPLES / 4 : SAMPLES;
     for (int sample = 0; sample < samples; sample++) {
         state = state * 1664525u + 1013904223u;
         size_t at = (state >> 8) % count;

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-enum { STAGES_MAX = 4, SCHEDULES = WORLD_SANITIZED ? 24 : 120, STEPS = 3, PATIENCE_S = 60 };
+enum { STAGES_MAX = 4, SCHEDULES = SANITIZED ? 24 : 120, STEPS = 3, PATIENCE_S = 60 };
 
 typedef struct dice {
     uint64_t state;

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#define COUNTED !WORLD_SANITIZED /* a sanitizer's allocator cannot be stood in for */
+#define COUNTED !SANITIZED /* a sanitizer's allocator cannot be stood in for */
 
 static _Atomic int counting;
 static _Atomic unsigned long taken;

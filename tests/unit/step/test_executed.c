@@ -3,11 +3,11 @@
 #include "cut_check.h"
 
 enum {
-    RUNS = WORLD_SANITIZED ? 3 : 100,
-    RUNS_CAPTURED = WORLD_SANITIZED ? 1 : 4,
-    STEPS = WORLD_SANITIZED ? 20 : 60,
+    RUNS = SANITIZED ? 3 : 100,
+    RUNS_CAPTURED = SANITIZED ? 1 : 4,
+    STEPS = SANITIZED ? 20 : 60,
     SEEDS = 500,
-    DELAY_BYTES = WORLD_FINDS_RACES ? 64 << 10 : 4 << 20,
+    DELAY_BYTES = FINDS_RACES ? 64 << 10 : 4 << 20,
     DELAY_OPS = 256,
 };
 
@@ -184,7 +184,7 @@ static void nothing_is_trapped_where_no_edge_is_missing(void **state) {
 
 static void without_contracts_every_edge_decides_the_bits(void **state) {
     (void)state;
-    if (WORLD_FINDS_RACES) skip(); /* these are races */
+    if (FINDS_RACES) skip(); /* these are races */
     world w;
     world_options options = options_of("gpipe", 2, 1, QE_CAPTURE_NONE, QE_CONTRACTS_OFF);
     cut_world_open(&w, &options);

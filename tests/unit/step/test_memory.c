@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#define STOOD_IN !WORLD_SANITIZED /* a sanitizer's allocator cannot be stood in for */
+#define STOOD_IN !SANITIZED /* a sanitizer's allocator cannot be stood in for */
 
 static _Atomic long calls_left; /* until the one that fails; 0: none will */
 static _Atomic int happened;

@@ -7,7 +7,7 @@
 
 #include "step/team.h"
 
-enum { STEPS = WORLD_SANITIZED ? 4 : 12, MICROBATCHES = 8 };
+enum { STEPS = SANITIZED ? 4 : 12, MICROBATCHES = 8 };
 
 typedef struct run {
     double loss[STEPS], norm[STEPS];
@@ -63,7 +63,7 @@ static const shape shapes[] = {
 static void all_shapes_agree(qe_recipe_kind recipe) {
     world_options baseline = {.recipe = recipe, .baseline = 1, .ranks = 1, .chunks = 1, .microbatches = MICROBATCHES};
     run expected = run_of(&baseline);
-    if (!WORLD_SANITIZED) assert_true(expected.loss[STEPS - 1] < 0.9 * expected.loss[0]); /* it learns */
+    if (!SANITIZED) assert_true(expected.loss[STEPS - 1] < 0.9 * expected.loss[0]); /* it learns */
     for (uint32_t stages = 2; stages <= 4; stages++) {
         baseline.chunks = stages;
         run cut = run_of(&baseline);

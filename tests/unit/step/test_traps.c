@@ -160,7 +160,7 @@ static void observe(const trap_case *at, qe_rule rule) {
         return;
     }
     must(status, &error, qe_rule_id(rule));
-    if (WORLD_FINDS_RACES && leaves_order(w.team)) {
+    if (FINDS_RACES && leaves_order(w.team)) {
         world_close(&w);
         return;
     }
@@ -220,7 +220,7 @@ static void a_fault_is_found_within_a_second_in_a_plan_of_the_quickstarts_size(v
         if (took > slowest) slowest = took, slowest_rule = (qe_rule)rule;
     }
     print_message("slowest search: %s, %.0f ms\n", qe_rule_id(slowest_rule), 1e3 * slowest);
-    assert_true(slowest < (WORLD_SANITIZED ? 30.0 : 1.0));
+    assert_true(slowest < (SANITIZED ? 30.0 : 1.0));
     world_close(&w);
 }
 
