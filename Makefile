@@ -149,8 +149,8 @@ check-gpu: setup
 	    echo "check-gpu: where deposits are rounded" && build-cuda/tests/test_deposit --strict && \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: files that are broken" && \
-    QEFFECT=$(CURDIR)/build-cuda/qeffect python3 -B tests/end_to_end/test_device.py && \
-    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
+	    QEFFECT=$(CURDIR)/build-cuda/qeffect python3 -B tests/end_to_end/test_device.py && \
+	    echo "check-gpu: parity on the device" && build-cuda/qeffect verify --device cuda --rows short
 ifneq ($(TE),)
 	@echo "check-gpu: device te"; build-cuda/tests/test_te; status=$$?; [ $$status = 77 ] && exit 0; \
 	    [ $$status = 0 ] || exit $$status; \

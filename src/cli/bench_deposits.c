@@ -227,15 +227,12 @@ static qe_status take_turns(deposits *d, uint64_t samples, uint64_t turns, qe_er
     return QE_OK;
 }
 
-static void count_bytes(const deposits *d, qe_bench_deposits *out) {
-    double later = d->plan->microbatches - 1.0;
-    for (uint32_t weight = 0; weight < d->plan->weight_count; weight++) {
-        double bytes = (double)sizeof(float) * (double)values_of(d, weight);
-        int is_product = d->weights[weight].is_product;
-        out->copied_bytes += bytes * (2 + later * (is_product ? 3 : 4));
-        out->copies += (uint64_t)(1 + later * (is_product ? 1 : 2));
-        out->read_bytes += is_product ? later * bytes : 0;
-    }
+/* From the second microbatch on. */
+static double read_bytes(const deposits *d) {
+    uint64_t values = 0;
+    for (uint32_t weight = 0; weight < d->plan->weight_count; weight++)
+        if (d->weights[weight].is_product) values += values_of(d, weight);
+    return (d->plan->microbatches - 1.0) * (double)sizeof(float) * (double)values;
 }
 
 static qe_status measure(deposits *d, uint64_t samples, uint64_t turns, qe_bench_deposits *out, qe_error *error_out) {
@@ -243,8 +240,8 @@ static qe_status measure(deposits *d, uint64_t samples, uint64_t turns, qe_bench
     QE_TRY(take_turns(d, samples, turns, error_out));
     double ms[WAYS];
     for (int way = 0; way < WAYS; way++) ms[way] = 1e3 * qe_bench_median(d->seconds[way], d->measured[way]);
-    *out = (qe_bench_deposits){.copies_ms = ms[COPIES] - ms[SETS], .reads_ms = ms[ADDS] - ms[SETS]};
-    count_bytes(d, out);
+    *out = (qe_bench_deposits){
+        .copies_ms = ms[COPIES] - ms[SETS], .reads_ms = ms[ADDS] - ms[SETS], .read_bytes = read_bytes(d)};
     return QE_OK;
 }
 

@@ -6,11 +6,9 @@
 #include "cli/bench_run.h"
 
 typedef struct qe_bench_deposits {
-    double copied_bytes; /* read and written by the copies of a step: a move once each way, an addition reads two */
-    double copies_ms;    /* that these take, behind products */
-    uint64_t copies;     /* ops */
-    double read_bytes;   /* that products read which add to a gradient, and do not where they set a copy */
-    double reads_ms;     /* that this takes */
+    double copies_ms;  /* that the copies of a step take, behind products */
+    double read_bytes; /* that products read which add to a gradient, and do not where they set a copy */
+    double reads_ms;   /* that this takes */
 } qe_bench_deposits;
 
 /* Times `turns` turns of `samples` samples each, as steps are timed, with the run's rest before every sample. On a GPU

@@ -91,7 +91,6 @@ class Driven:
                 self.replay(slot, kind, microbatch, self.leaves, self.gradient)
         self.commit()
 
-
     def checks_alone(self, *_: Any) -> None:
         """Nothing but the checks of a step, so that all they touch stays in the caches."""
         self.begin()

@@ -8,8 +8,8 @@
 enum { THREADS = 256, BLOCKS_MAX = 4096 /* fills any device; larger counts go round */ };
 
 static unsigned blocks_for(uint64_t count) {
-    const uint64_t blocks = (count + THREADS - 1) / THREADS;
-    return blocks < BLOCKS_MAX ? (unsigned)blocks : (unsigned)BLOCKS_MAX;
+    const unsigned blocks = pieces_of(count, THREADS);
+    return blocks < BLOCKS_MAX ? blocks : (unsigned)BLOCKS_MAX;
 }
 
 __device__ static uint64_t first_index(void) { return (uint64_t)blockIdx.x * THREADS + threadIdx.x; }
