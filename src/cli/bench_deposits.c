@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/align.h"
 #include "base/assert.h"
 #include "qeffect/fp8.h"
 
@@ -62,14 +63,10 @@ static qe_format operand_format(const deposits *d, uint32_t weight, int is_gradi
     return kind == QE_RECIPE_FP32 ? QE_FORMAT_FP32 : QE_FORMAT_BF16;
 }
 
-static uint64_t aligned(uint64_t bytes) {
-    return (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
-}
-
 static uint64_t operand_bytes(const deposits *d, uint32_t weight, int is_gradient) {
     const qe_weight_info *info = info_of(d, weight);
     uint64_t columns = is_gradient ? info->rows : info->columns;
-    return aligned(tokens_of(d) * columns * qe_format_bytes(operand_format(d, weight, is_gradient)));
+    return qe_aligned(tokens_of(d) * columns * qe_format_bytes(operand_format(d, weight, is_gradient)));
 }
 
 /* --- random numbers ----------------------------------------------------------------------------------------------- */
@@ -172,7 +169,7 @@ static qe_status make_weights(deposits *d, qe_error *error_out) {
             QE_TRY(fill(d, operands, bytes, operand_format(d, weight, is_gradient), error_out));
             operands += bytes;
         }
-        uint64_t step = aligned(values_of(d, weight) * sizeof(float)) / sizeof(float);
+        uint64_t step = qe_aligned(values_of(d, weight) * sizeof(float)) / sizeof(float);
         grad += step;
         buffer += step;
         QE_TRY(prepare(d, w, error_out));
@@ -261,7 +258,7 @@ static qe_status take_memory(deposits *d, qe_error *error_out) {
     static const float scale = 1e-4f; /* sums stay moderate */
     uint64_t gradients = 0, operands = 0;
     for (uint32_t weight = 0; weight < d->plan->weight_count; weight++) {
-        gradients += aligned(values_of(d, weight) * sizeof(float));
+        gradients += qe_aligned(values_of(d, weight) * sizeof(float));
         if (qe_plan_adds_apart(d->plan, weight))
             operands += operand_bytes(d, weight, 0) + operand_bytes(d, weight, 1);
     }

@@ -1,16 +1,13 @@
 /* layout.c - where everything of one microbatch lies: in slots I, X, Y and in the scratch of the compute stream.
  * Only this file computes offsets; plan and step only learn the totals. */
 #include <stddef.h>
+#include "base/align.h"
 #include "base/assert.h"
 #include "model/model.h"
 
-static uint64_t aligned(uint64_t bytes) {
-    return (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
-}
-
 static uint64_t take(uint64_t *end, uint64_t bytes) {
     uint64_t begin = *end;
-    *end = aligned(begin + bytes);
+    *end = qe_aligned(begin + bytes);
     return begin;
 }
 
@@ -180,7 +177,7 @@ uint64_t qe_head_input(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_head_rstd(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_input(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
+    return qe_aligned(qe_head_input(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
 }
 
 uint64_t qe_head_normed(const qe_model *model, uint32_t stages) {
@@ -188,7 +185,7 @@ uint64_t qe_head_normed(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_head_logits(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_normed(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
+    return qe_aligned(qe_head_normed(model, stages) + qe_activation_bytes(model, model->tokens, model->config.hidden));
 }
 
 uint64_t qe_model_logits_offset_bytes(const qe_model *model, uint32_t stages) {
@@ -196,7 +193,7 @@ uint64_t qe_model_logits_offset_bytes(const qe_model *model, uint32_t stages) {
 }
 
 static uint64_t token_bytes(const qe_model *model) {
-    return aligned((uint64_t)model->tokens * sizeof(int32_t));
+    return qe_aligned((uint64_t)model->tokens * sizeof(int32_t));
 }
 
 /* Tokens and targets are copied into the slot, so that one graph serves every microbatch that lands there. */
@@ -207,11 +204,11 @@ uint64_t qe_feed_tokens(const qe_model *model, uint32_t stages) {
 }
 
 uint64_t qe_feed_targets(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_rstd(model, stages) + floats(model->tokens, 1));
+    return qe_aligned(qe_head_rstd(model, stages) + floats(model->tokens, 1));
 }
 
 uint64_t qe_head_loss(const qe_model *model, uint32_t stages) {
-    return aligned(qe_head_logits(model, stages) + qe_activation_bytes(model, model->tokens, model->config.vocab));
+    return qe_aligned(qe_head_logits(model, stages) + qe_activation_bytes(model, model->tokens, model->config.vocab));
 }
 
 static uint64_t saved_bytes(const qe_model *model, uint32_t stage, uint32_t stages) {
@@ -225,13 +222,13 @@ static uint64_t saved_bytes(const qe_model *model, uint32_t stage, uint32_t stag
 static uint64_t retained_bytes(const qe_model *model, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
     uint32_t first, last;
     qe_stage_decoders(model, stage, stages, &first, &last);
-    if (kind == QE_SLOT_X && stage + 1 == stages) return aligned(qe_head_loss(model, stages) + sizeof(double));
+    if (kind == QE_SLOT_X && stage + 1 == stages) return qe_aligned(qe_head_loss(model, stages) + sizeof(double));
     return qe_retained_begin(model, stage, stages, last, 0, kind);
 }
 
 uint64_t qe_model_slot_bytes(const void *opaque, uint32_t stage, uint32_t stages, qe_slot_kind kind) {
     const qe_model *model = opaque;
-    uint64_t boundary = aligned(qe_activation_bytes(model, model->tokens, model->config.hidden));
+    uint64_t boundary = qe_aligned(qe_activation_bytes(model, model->tokens, model->config.hidden));
     switch (kind) {
         case QE_SLOT_I: return saved_bytes(model, stage, stages);
         case QE_SLOT_X:

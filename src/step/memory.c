@@ -1,6 +1,7 @@
 /* memory.c - what a rank keeps from step to step: masters, moments, gradients, caches, scales. Allocated once. */
 #include <stdlib.h>
 #include <string.h>
+#include "base/align.h"
 #include "base/assert.h"
 #include "step/team.h"
 
@@ -57,7 +58,7 @@ qe_status qe_rank_read(qe_rank *rank, void *to_host, const void *from, uint64_t 
 
 /* Values, then a line of their own for the witness. */
 uint64_t qe_rank_master_bytes(uint64_t value_bytes) {
-    return (value_bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES + QE_ALIGN_BYTES;
+    return qe_aligned(value_bytes) + QE_ALIGN_BYTES;
 }
 
 uint64_t *qe_rank_behind(void *values, uint64_t value_bytes) {

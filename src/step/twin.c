@@ -2,6 +2,7 @@
 #include "step/twin.h"
 
 #include <stdlib.h>
+#include "base/align.h"
 #include "base/assert.h"
 
 /* Counted first, then laid out. */
@@ -18,7 +19,7 @@ static void twin_add(twin_layout *layout, const void *from, uint64_t bytes) {
         layout->ranges[layout->count] =
             (qe_keep_range){.from = from, .to = layout->memory + layout->bytes, .bytes = bytes};
     layout->count++;
-    layout->bytes += (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
+    layout->bytes += qe_aligned(bytes);
 }
 
 static void twin_lay(const qe_rank *rank, twin_layout *layout) {

@@ -7,6 +7,7 @@
 
 #include "backend/host/graph.h"
 #include "backend/host/recording.h"
+#include "base/align.h"
 #include "base/assert.h"
 #include "base/lock.h"
 #include "qeffect/limits.h"
@@ -73,7 +74,7 @@ static qe_status host_alloc(qe_device *device, size_t bytes, void **address_out,
     QE_TRY(qe_host_recording_forbid(device, "an allocation of memory", NULL, error_out));
     if (bytes > SIZE_MAX - QE_ALIGN_BYTES)
         return qe_error_set(error_out, QE_ERROR_MEMORY, "use smaller sizes", "%zu bytes cannot be had", bytes);
-    const size_t rounded = (bytes + QE_ALIGN_BYTES - 1) / QE_ALIGN_BYTES * QE_ALIGN_BYTES;
+    const size_t rounded = qe_aligned(bytes);
     void *address = aligned_alloc(QE_ALIGN_BYTES, rounded ? rounded : QE_ALIGN_BYTES);
     if (!address)
         return qe_error_set(error_out, QE_ERROR_MEMORY, "use a smaller model, fewer live microbatches or more memory",
