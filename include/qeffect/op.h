@@ -89,12 +89,12 @@ typedef enum qe_op_kind {
     QE_OP_NORM_BACKWARD,      /* dx = residual + norm', deposit of the gain's gradient; dx may be quantized too */
     QE_OP_QUANTIZE,
     QE_OP_QUANTIZE_WEIGHT,    /* fills a cache: codes and decoded layout; tile blocking under QE_RECIPE_BLOCK */
-    QE_OP_LINEAR,             /* y = x w' (+ residual) */
-    QE_OP_LINEAR_INPUT_GRAD,  /* dx = dy w */
+    QE_OP_LINEAR,             /* y = x w' (+ residual); swiglu of y may be quantized too */
+    QE_OP_LINEAR_INPUT_GRAD,  /* dx = dy w; may go back through swiglu and be quantized too */
     QE_OP_LINEAR_WEIGHT_GRAD, /* grad (+)= dy' x, from retained tensors */
     QE_OP_ROPE,               /* rotates q and k in place */
     QE_OP_ROPE_BACKWARD_QUANTIZE, /* rotates dq and dk back in place, then quantizes all of dqkv */
-    QE_OP_ATTENTION,          /* causal, grouped-query */
+    QE_OP_ATTENTION,          /* causal, grouped-query; may be quantized too */
     QE_OP_ATTENTION_BACKWARD, /* dqkv; may be rotated back and quantized too */
     QE_OP_SWIGLU_QUANTIZE,    /* silu(gate) * up, then quantized */
     QE_OP_SWIGLU_BACKWARD_QUANTIZE,
@@ -194,6 +194,9 @@ typedef struct qe_args_linear {
     uint32_t rows, in, out;
     uint8_t accumulation; /* qe_accumulation */
     uint8_t reserved[3];
+    void *decoded_scratch;     /* as swiglu's, [rows, out / 2]; unused without a target */
+    qe_quantize_target target; /* [rows, out / 2]: what QE_OP_SWIGLU_QUANTIZE makes of y, the same bits; y is written
+                                  too. Neither operand nor retained codes: y is all */
 } qe_args_linear;
 
 typedef struct qe_args_linear_input_grad {
@@ -204,6 +207,10 @@ typedef struct qe_args_linear_input_grad {
     uint32_t rows, in, out;
     uint8_t accumulation;
     uint8_t reserved[3];
+    const void *gate_up;       /* activation [rows, 2 * in]: dx is the gradient of its swiglu; NULL without a target */
+    void *dgate_up;            /* as swiglu backward's scratch, [rows, 2 * in] */
+    qe_quantize_target target; /* [rows, 2 * in]: what QE_OP_SWIGLU_BACKWARD_QUANTIZE makes of dx, the same bits; dx is
+                                  scratch then. Neither operand nor retained codes: dx is the result */
 } qe_args_linear_input_grad;
 
 typedef struct qe_args_linear_weight_grad {
@@ -245,6 +252,8 @@ typedef struct qe_args_attention {
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
     uint8_t deterministic; /* 0: the backend may add up in any order */
     uint8_t reserved[3];
+    qe_quantize_target target; /* [T, heads * head_dim]: what QE_OP_QUANTIZE makes of out, the same bits; out is written
+                                  too. Neither operand nor retained codes: out is all */
 } qe_args_attention;
 
 typedef struct qe_args_attention_backward {
@@ -262,7 +271,7 @@ typedef struct qe_args_attention_backward {
                                   retained codes: dqkv is the result */
 } qe_args_attention_backward;
 
-/* Is dqkv rotated back and quantized? And the op that would do it apart. */
+/* Is dqkv rotated back and quantized? And the op that would do it apart (qe_op_parts says it of all). */
 int qe_attention_backward_quantizes(const qe_args_attention_backward *args);
 qe_args_rope qe_attention_backward_rope(const qe_args_attention_backward *args);
 
@@ -384,7 +393,7 @@ typedef struct qe_args_delay { /* host only */
     uint64_t *span_ns;   /* [2] the monotonic clock when it began and when it ended */
 } qe_args_delay;
 
-enum { QE_OP_RAW_WORDS = 23 }; /* the largest arguments fit: op_layout.c asserts it */
+enum { QE_OP_RAW_WORDS = 25 }; /* the largest arguments fit: op_layout.c asserts it */
 
 typedef union qe_op_args {
     uint64_t raw[QE_OP_RAW_WORDS]; /* first, so that an op made with designated initializers is 0 throughout */
@@ -433,6 +442,16 @@ int qe_op_is_address(qe_op_kind kind, uint32_t offset_bytes);
 
 /* "norm_quantize" ... */
 const char *qe_op_name(qe_op_kind kind);
+
+enum { QE_OP_PARTS_MAX = 2 };
+
+/* Products and attention, forward and backward, may have a target: they are two ops in one. What each of the two would
+ * be apart, in order; the second reads what the first writes. The same bits, however a backend runs it.
+ * Ensures: returns 1 and the op itself where it is one thing, else 2. */
+uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]);
+
+/* As qe_op_name, with what its target adds: "linear_swiglu_quantize". */
+const char *qe_op_title(const qe_op *op);
 
 #ifdef __cplusplus
 }

@@ -98,7 +98,8 @@ static qe_status time_op(qe_layer *layer, uint32_t op, qe_bench_op *out, qe_erro
     const qe_op *first = &layer->set[0].ops[op];
     QE_TRY(op_graph(layer, op, TURNS, &graph, error_out));
     QE_TRY(time_graph(layer, graph, TURNS, &us, error_out));
-    *out = (qe_bench_op){.kind = first->kind, .work = qe_layer_work_of(layer, first), .us = us};
+    *out = (qe_bench_op){
+        .kind = first->kind, .title = qe_op_title(first), .work = qe_layer_work_of(layer, first), .us = us};
     out->phase = op < layer->set[0].input_begin ? 'F' : op < layer->set[0].weight_begin ? 'I' : 'W';
     return QE_OK;
 }

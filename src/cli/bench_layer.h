@@ -14,6 +14,7 @@ typedef struct qe_bench_figure {
 
 typedef struct qe_bench_op {
     qe_op_kind kind;
+    const char *title; /* qe_op_title */
     char phase; /* 'F', 'I', 'W' */
     double us;  /* among others like it, in a graph */
     qe_layer_work work;

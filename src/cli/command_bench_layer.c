@@ -63,7 +63,7 @@ static json_t *ops_json(const qe_bench_layer *bench) {
     for (uint32_t i = 0; i < bench->op_count; i++) {
         const qe_bench_op *op = &bench->ops[i];
         char phase[2] = {op->phase, 0};
-        json_array_append_new(list, json_pack("{s:s, s:s, s:f, s:f, s:f}", "op", qe_op_name(op->kind), "phase", phase,
+        json_array_append_new(list, json_pack("{s:s, s:s, s:f, s:f, s:f}", "op", op->title, "phase", phase,
                                               "us", op->us, "flops", op->work.flops, "bytes", op->work.bytes));
     }
     return list;
@@ -94,11 +94,11 @@ static void print_ops(const qe_bench_layer *bench) {
     for (uint32_t i = 0; i < bench->op_count; i++) {
         const qe_bench_op *op = &bench->ops[i];
         double rate = op->work.flops > 0 ? 1e-6 * op->work.flops / op->us : 1e-6 * op->work.bytes / op->us;
-        printf("    %c %-26s %9.2f us %9.2f %s\n", op->phase, qe_op_name(op->kind), op->us, rate,
+        printf("    %c %-33s %9.2f us %9.2f %s\n", op->phase, op->title, op->us, rate,
                op->work.flops > 0 ? "TFLOP/s" : "TB/s");
         sum += op->us;
     }
-    printf("    sum of ops alone            %9.2f us\n", sum);
+    printf("    sum of ops alone                   %9.2f us\n", sum);
 }
 
 static void print_row(const row *r) {

@@ -307,7 +307,7 @@ static qe_layer_work attention(const qe_args_attention *a, int backward, double 
                            .bytes = tokens * element * (backward ? 2 * qkv + 2 * out : qkv + out) + lse};
 }
 
-qe_layer_work qe_layer_work_of(const qe_layer *layer, const qe_op *op) {
+static qe_layer_work part_work(const qe_layer *layer, const qe_op *op) {
     const qe_op_args *args = &op->args;
     double element = activations_are_bf16(layer) ? sizeof(uint16_t) : sizeof(float), values;
     switch (op->kind) {
@@ -338,11 +338,7 @@ qe_layer_work qe_layer_work_of(const qe_layer *layer, const qe_op *op) {
             qe_args_attention shape = {.sequences = b->sequences, .sequence = b->sequence, .heads = b->heads};
             shape.kv_heads = b->kv_heads;
             shape.head_dim = b->head_dim;
-            qe_layer_work work = attention(&shape, 1, element);
-            if (!qe_attention_backward_quantizes(b)) return work;
-            work.bytes += written(&b->target) - /* instead of dqkv */
-                          (double)b->sequences * b->sequence * (b->heads + 2.0 * b->kv_heads) * b->head_dim * element;
-            return work;
+            return attention(&shape, 1, element);
         }
         case QE_OP_LINEAR: {
             const qe_args_linear *l = &args->linear;
@@ -361,4 +357,33 @@ qe_layer_work qe_layer_work_of(const qe_layer *layer, const qe_op *op) {
         }
         default: return (qe_layer_work){0};
     }
+}
+
+/* What the first of two parts leaves and the second reads need not travel but once, or not at all where nobody reads it
+ * later: a gradient on its way. */
+static double between(const qe_layer *layer, const qe_op *op) {
+    double element = activations_are_bf16(layer) ? sizeof(uint16_t) : sizeof(float);
+    const qe_op_args *args = &op->args;
+    switch (op->kind) {
+        case QE_OP_LINEAR: return (double)args->linear.rows * args->linear.out * element;
+        case QE_OP_LINEAR_INPUT_GRAD: return 2.0 * args->linear_input_grad.rows * args->linear_input_grad.in * element;
+        case QE_OP_ATTENTION:
+            return (double)args->attention.sequences * args->attention.sequence * args->attention.heads *
+                   args->attention.head_dim * element;
+        default: {
+            const qe_args_attention_backward *b = &args->attention_backward;
+            return 2.0 * b->sequences * b->sequence * (b->heads + 2.0 * b->kv_heads) * b->head_dim * element;
+        }
+    }
+}
+
+qe_layer_work qe_layer_work_of(const qe_layer *layer, const qe_op *op) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    uint32_t count = qe_op_parts(op, parts);
+    qe_layer_work work = part_work(layer, &parts[0]);
+    if (count == 1) return work;
+    qe_layer_work second = part_work(layer, &parts[1]);
+    work.flops += second.flops;
+    work.bytes += second.bytes - between(layer, op);
+    return work;
 }

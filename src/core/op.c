@@ -40,8 +40,12 @@ const char *qe_op_name(qe_op_kind kind) {
     return names[kind];
 }
 
+static int is_made(const qe_quantize_target *target) {
+    return target->operand.codes != NULL || target->retained.codes != NULL;
+}
+
 int qe_attention_backward_quantizes(const qe_args_attention_backward *args) {
-    return args->target.operand.codes != NULL || args->target.retained.codes != NULL;
+    return is_made(&args->target);
 }
 
 qe_args_rope qe_attention_backward_rope(const qe_args_attention_backward *args) {
@@ -56,4 +60,90 @@ qe_args_rope qe_attention_backward_rope(const qe_args_attention_backward *args) 
         .head_dim = args->head_dim,
         .target = args->target,
     };
+}
+
+static const qe_quantize_target *target_of(const qe_op *op) {
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR: return &op->args.linear.target;
+        case QE_OP_LINEAR_INPUT_GRAD: return &op->args.linear_input_grad.target;
+        case QE_OP_ATTENTION: return &op->args.attention.target;
+        case QE_OP_ATTENTION_BACKWARD: return &op->args.attention_backward.target;
+        default: return NULL; /* what else has a target cannot do without */
+    }
+}
+
+static int is_double(const qe_op *op) {
+    const qe_quantize_target *target = target_of(op);
+    return target != NULL && is_made(target);
+}
+
+static void linear_split(qe_args_linear *first, qe_op *second) {
+    second->kind = QE_OP_SWIGLU_QUANTIZE;
+    second->args.swiglu = (qe_args_swiglu){
+        .gate_up = first->y,
+        .rows = first->rows,
+        .ffn = first->out / 2,
+        .decoded_scratch = first->decoded_scratch,
+        .target = first->target,
+    };
+    first->decoded_scratch = NULL;
+    first->target = (qe_quantize_target){0};
+}
+
+static void input_grad_split(qe_args_linear_input_grad *first, qe_op *second) {
+    second->kind = QE_OP_SWIGLU_BACKWARD_QUANTIZE;
+    second->args.swiglu_backward = (qe_args_swiglu_backward){
+        .gate_up = first->gate_up,
+        .dy = first->dx,
+        .dgate_up = first->dgate_up,
+        .rows = first->rows,
+        .ffn = first->in,
+        .target = first->target,
+    };
+    first->gate_up = NULL;
+    first->dgate_up = NULL;
+    first->target = (qe_quantize_target){0};
+}
+
+static void attention_split(qe_args_attention *first, qe_op *second) {
+    second->kind = QE_OP_QUANTIZE;
+    second->args.quantize = (qe_args_quantize){
+        .x = first->out,
+        .rows = first->sequences * first->sequence,
+        .columns = first->heads * first->head_dim,
+        .target = first->target,
+    };
+    first->target = (qe_quantize_target){0};
+}
+
+static void attention_backward_split(qe_args_attention_backward *first, qe_op *second) {
+    second->kind = QE_OP_ROPE_BACKWARD_QUANTIZE;
+    second->args.rope = qe_attention_backward_rope(first);
+    first->cosine = NULL;
+    first->sine = NULL;
+    first->target = (qe_quantize_target){0};
+}
+
+uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]) {
+    parts_out[0] = *op;
+    if (!is_double(op)) return 1;
+    parts_out[1] = (qe_op){.layer = op->layer, .per_microbatch = op->per_microbatch};
+    qe_op_args *first = &parts_out[0].args;
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR: linear_split(&first->linear, &parts_out[1]); break;
+        case QE_OP_LINEAR_INPUT_GRAD: input_grad_split(&first->linear_input_grad, &parts_out[1]); break;
+        case QE_OP_ATTENTION: attention_split(&first->attention, &parts_out[1]); break;
+        default: attention_backward_split(&first->attention_backward, &parts_out[1]); break;
+    }
+    return 2;
+}
+
+const char *qe_op_title(const qe_op *op) {
+    if (!is_double(op)) return qe_op_name(op->kind);
+    switch ((int)op->kind) {
+        case QE_OP_LINEAR: return "linear_swiglu_quantize";
+        case QE_OP_LINEAR_INPUT_GRAD: return "linear_input_grad_swiglu_quantize";
+        case QE_OP_ATTENTION: return "attention_quantize";
+        default: return "attention_backward_rope_quantize";
+    }
 }

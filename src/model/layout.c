@@ -77,9 +77,10 @@ qe_work_layout qe_work_layout_of(const qe_model *model) {
     uint64_t residual = qe_activation_bytes(model, model->tokens, model->config.hidden);
     work.partials = take(&work.bytes, partial_bytes(model)); /* first: the step's own sums use the beginning too */
     work.operand = take(&work.bytes, values * qe_format_bytes(qe_model_operand_format(model, 0)));
-    work.operand_dy =
-        take(&work.bytes, qe_model_takes_fp8(model) ? 0 : values * qe_format_bytes(qe_model_operand_format(model, 1)));
+    uint64_t beside = qe_model_takes_fp8(model) ? (uint64_t)model->tokens * model->config.hidden : values;
+    work.operand_beside = take(&work.bytes, beside * qe_format_bytes(qe_model_operand_format(model, 1)));
     work.operand_scale = take(&work.bytes, sizeof(float));
+    work.operand_scale_beside = take(&work.bytes, sizeof(float));
     work.product = take(&work.bytes, wide);
     work.product_wide = take(&work.bytes, wide);
     work.grad[0] = take(&work.bytes, residual);

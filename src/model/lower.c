@@ -146,17 +146,25 @@ qe_qtensor qe_lowering_weight(const qe_lowering *lowering, uint32_t weight, int 
     return tensor;
 }
 
+/* An op that multiplies by it makes the next operand too, maybe while others of its threads still read this one. */
+static int lies_beside(int linear, int gradient) {
+    return linear == (gradient ? QE_LINEAR_DOWN : QE_LINEAR_GATE_UP);
+}
+
 /* What a product takes at once: in scratch, with the retained tensor's inverse scale where it has one. */
-static qe_qtensor operand_of(const qe_lowering *lowering, const qe_qtensor *retained, int gradient) {
+static qe_qtensor operand_of(const qe_lowering *lowering, int linear, const qe_qtensor *retained, int gradient) {
     const qe_model *model = lowering->model;
-    qe_qtensor operand = {.codes = qe_at(lowering->frame->work, lowering->work.operand),
+    const qe_work_layout *work = &lowering->work;
+    int beside = lies_beside(linear, gradient);
+    qe_qtensor operand = {.codes = qe_at(lowering->frame->work, beside ? work->operand_beside : work->operand),
                           .rows = retained->rows,
                           .columns = retained->columns,
                           .format = (uint8_t)qe_model_operand_format(model, gradient)};
     if (!qe_model_takes_fp8(model)) return operand;
     operand.scale_inv = retained->scale_inv;
     if (!lowering->frame->training)
-        operand.scale_inv = (float *)(void *)qe_at(lowering->frame->work, lowering->work.operand_scale);
+        operand.scale_inv = (float *)(void *)qe_at(lowering->frame->work,
+                                                   beside ? work->operand_scale_beside : work->operand_scale);
     return operand;
 }
 
@@ -183,7 +191,7 @@ qe_quantize_target qe_lowering_target(const qe_lowering *lowering, uint32_t deco
         if (layout.scale_inv != layout.end)
             target.retained.scale_inv = (float *)(void *)qe_at(frame->slot[kind].at, layout.scale_inv);
     }
-    target.operand = operand_of(lowering, &target.retained, gradient);
+    target.operand = operand_of(lowering, linear, &target.retained, gradient);
     return target;
 }
 

@@ -1,4 +1,4 @@
-/* lower_decoder.c - one decoder layer: ten forward ops, ten input-gradient ops, four weight-gradient ops. */
+/* lower_decoder.c - one decoder layer: eight forward ops, eight input-gradient ops, four weight-gradient ops. */
 #include <stddef.h>
 #include "base/assert.h"
 #include "model/model.h"
@@ -23,13 +23,25 @@ static void *scratch(const qe_lowering *lowering, uint64_t offset_bytes) {
     return qe_at(lowering->frame->work, offset_bytes);
 }
 
-/* Scratch written, the quantized tensor retained, its scale used and recorded. */
-static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear,
-                              int role) {
-    qe_effects_work(effects, lowering->frame);
+/* The quantized tensor retained, its scale used and recorded. */
+static void retained_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear, int role) {
     if (lowering->frame->training)
         qe_effects_borrow(effects, lowering->frame, role == QE_SCALE_X ? QE_SLOT_X : QE_SLOT_Y, 1);
     qe_effects_scale(effects, lowering->frame, qe_weight_linear(lowering->model, decoder, linear), role);
+}
+
+/* ... and what a product takes of it, in scratch. */
+static void quantized_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear,
+                              int role) {
+    qe_effects_work(effects, lowering->frame);
+    retained_effects(effects, lowering, decoder, linear, role);
+}
+
+/* Of every product that is not a weight's gradient: its operand lies in scratch. */
+static void product_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t weight, int layouts) {
+    qe_effects_work(effects, lowering->frame);
+    qe_effects_workspace(effects, lowering->frame);
+    qe_effects_cache_use(effects, lowering->model, lowering->frame, weight, layouts);
 }
 
 static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, int gain, const void *x,
@@ -56,29 +68,36 @@ static qe_status norm_quantize(const qe_lowering *lowering, uint32_t decoder, in
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-/* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
-static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const void *residual,
-                                qe_slot_kind residual_slot, void *y, qe_slot_kind y_slot) {
+static qe_args_linear linear_args(const qe_lowering *lowering, uint32_t decoder, int linear, const void *residual,
+                                  void *y) {
     const qe_model *model = lowering->model;
-    const qe_frame *frame = lowering->frame;
-    uint32_t weight = qe_weight_linear(model, decoder, linear);
-    qe_op op = {.kind = QE_OP_LINEAR};
-    op.args.linear = (qe_args_linear){
+    return (qe_args_linear){
         .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).operand,
-        .w = qe_lowering_weight(lowering, weight, 0),
+        .w = qe_lowering_weight(lowering, qe_weight_linear(model, decoder, linear), 0),
         .residual = residual,
         .y = y,
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
         .out = qe_linear_out(model, linear),
         .accumulation = model->config.accumulation[0],
-        .workspace = frame->workspace,
+        .workspace = lowering->frame->workspace,
     };
+}
+
+/* Does the operand of a forward product have its inverse scale where its retained tensor has it? */
+static int shares_scale_x(const qe_lowering *lowering) {
+    return lowering->frame->training && qe_model_takes_fp8(lowering->model);
+}
+
+/* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
+static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const void *residual,
+                                qe_slot_kind residual_slot, void *y, qe_slot_kind y_slot) {
+    const qe_frame *frame = lowering->frame;
+    qe_op op = {.kind = QE_OP_LINEAR};
+    op.args.linear = linear_args(lowering, decoder, linear, residual, y);
     qe_effects effects = {.count = 0};
-    qe_effects_work(&effects, frame);
-    qe_effects_workspace(&effects, frame);
-    qe_effects_cache_use(&effects, model, frame, weight, QE_LAYOUT_OPERAND);
-    if (frame->training && qe_model_takes_fp8(model)) qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
+    product_effects(&effects, lowering, qe_weight_linear(lowering->model, decoder, linear), QE_LAYOUT_OPERAND);
+    if (shares_scale_x(lowering)) qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
     if (residual_slot != QE_SLOT_KINDS && residual_slot != y_slot)
         qe_effects_borrow(&effects, frame, residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
@@ -120,7 +139,7 @@ static void *attention_scratch(const qe_lowering *lowering) {
     return qe_model_takes_codes(lowering->model) ? NULL : scratch(lowering, lowering->work.attention);
 }
 
-static qe_status attention(const qe_lowering *lowering, const layer_places *places) {
+static qe_status attention(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
     const qe_model *model = lowering->model;
     qe_op op = {.kind = QE_OP_ATTENTION};
     op.args.attention = (qe_args_attention){
@@ -134,38 +153,26 @@ static qe_status attention(const qe_lowering *lowering, const layer_places *plac
         .kv_heads = model->config.kv_heads,
         .head_dim = model->head_dim,
         .deterministic = !model->config.attention_any_order,
+        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_O, QE_SCALE_X),
     };
     qe_effects effects = {.count = 0};
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
-    if (!qe_model_takes_codes(model)) qe_effects_work(&effects, lowering->frame);
+    quantized_effects(&effects, lowering, decoder, QE_LINEAR_O, QE_SCALE_X);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-static qe_status quantize(const qe_lowering *lowering, uint32_t decoder, int linear, int role, const void *x,
-                          int x_slot) {
-    qe_op op = {.kind = QE_OP_QUANTIZE};
-    qe_quantize_target target = qe_lowering_target(lowering, decoder, linear, role);
-    op.args.quantize =
-        (qe_args_quantize){.x = x, .rows = target.retained.rows, .columns = target.retained.columns, .target = target};
+/* The product of gate and up, and swiglu of it as the next product takes it: slot X holds the scale of the one and all
+ * of the other. */
+static qe_status linear_swiglu(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
+    qe_op op = {.kind = QE_OP_LINEAR};
+    op.args.linear = linear_args(lowering, decoder, QE_LINEAR_GATE_UP, NULL, saved(places, places->at.gate_up));
+    op.args.linear.decoded_scratch = scratch(lowering, lowering->work.product);
+    op.args.linear.target = qe_lowering_target(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X);
     qe_effects effects = {.count = 0};
-    if (x_slot != QE_SLOT_KINDS) qe_effects_borrow(&effects, lowering->frame, (qe_slot_kind)x_slot, 0);
-    quantized_effects(&effects, lowering, decoder, linear, role);
-    return qe_lowering_emit(lowering, &op, &effects);
-}
-
-static qe_status swiglu(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
-    const qe_model *model = lowering->model;
-    qe_op op = {.kind = QE_OP_SWIGLU_QUANTIZE};
-    op.args.swiglu = (qe_args_swiglu){
-        .gate_up = saved(places, places->at.gate_up),
-        .rows = model->tokens,
-        .ffn = model->config.ffn,
-        .decoded_scratch = scratch(lowering, lowering->work.product),
-        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X),
-    };
-    qe_effects effects = {.count = 0};
-    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
-    quantized_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X);
+    product_effects(&effects, lowering, qe_weight_linear(lowering->model, decoder, QE_LINEAR_GATE_UP),
+                    QE_LAYOUT_OPERAND);
+    qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
+    retained_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_X);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
@@ -178,25 +185,31 @@ qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_KINDS, saved(&places, places.at.qkv),
                           QE_SLOT_I));
     QE_TRY(rope(lowering, &places));
-    QE_TRY(attention(lowering, &places));
-    QE_TRY(quantize(lowering, decoder, QE_LINEAR_O, QE_SCALE_X, attended(lowering, &places),
-                    qe_model_takes_codes(lowering->model) ? QE_SLOT_I : QE_SLOT_KINDS));
+    QE_TRY(attention(lowering, decoder, &places));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));
-    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_GATE_UP, NULL, QE_SLOT_KINDS,
-                          saved(&places, places.at.gate_up), QE_SLOT_I));
-    QE_TRY(swiglu(lowering, decoder, &places));
+    QE_TRY(linear_swiglu(lowering, decoder, &places));
     return linear_forward(lowering, decoder, QE_LINEAR_DOWN, residual, QE_SLOT_I, qe_lowering_output(lowering, decoder),
                           qe_lowering_output_slot(lowering, decoder));
 }
 
-static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder, int linear) {
+/* The gradient that arrives, as the last linear's products take it. */
+static qe_status quantize_dy(const qe_lowering *lowering, uint32_t decoder, const void *dy, int dy_slot) {
+    qe_op op = {.kind = QE_OP_QUANTIZE};
+    qe_quantize_target target = qe_lowering_target(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY);
+    op.args.quantize = (qe_args_quantize){
+        .x = dy, .rows = target.retained.rows, .columns = target.retained.columns, .target = target};
+    qe_effects effects = {.count = 0};
+    if (dy_slot != QE_SLOT_KINDS) qe_effects_borrow(&effects, lowering->frame, (qe_slot_kind)dy_slot, 0);
+    quantized_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY);
+    return qe_lowering_emit(lowering, &op, &effects);
+}
+
+static qe_args_linear_input_grad input_grad_args(const qe_lowering *lowering, uint32_t decoder, int linear) {
     const qe_model *model = lowering->model;
-    uint32_t weight = qe_weight_linear(model, decoder, linear);
-    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
-    op.args.linear_input_grad = (qe_args_linear_input_grad){
+    return (qe_args_linear_input_grad){
         .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).operand,
-        .w = qe_lowering_weight(lowering, weight, 1),
+        .w = qe_lowering_weight(lowering, qe_weight_linear(model, decoder, linear), 1),
         .dx = scratch(lowering, lowering->work.product),
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),
@@ -204,29 +217,36 @@ static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder
         .accumulation = model->config.accumulation[1],
         .workspace = lowering->frame->workspace,
     };
+}
+
+static void input_grad_effects(qe_effects *effects, const qe_lowering *lowering, uint32_t decoder, int linear,
+                               const qe_args_linear_input_grad *args) {
+    product_effects(effects, lowering, qe_weight_linear(lowering->model, decoder, linear),
+                    args->w.transposed ? QE_LAYOUT_CODES : QE_LAYOUT_OPERAND);
+}
+
+static qe_status linear_input_grad(const qe_lowering *lowering, uint32_t decoder, int linear) {
+    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
+    op.args.linear_input_grad = input_grad_args(lowering, decoder, linear);
     qe_effects effects = {.count = 0};
-    qe_effects_work(&effects, lowering->frame);
-    qe_effects_workspace(&effects, lowering->frame);
-    qe_effects_cache_use(&effects, model, lowering->frame, weight,
-                         op.args.linear_input_grad.w.transposed ? QE_LAYOUT_CODES : QE_LAYOUT_OPERAND);
-    if (qe_model_takes_fp8(model)) qe_effects_borrow(&effects, lowering->frame, QE_SLOT_Y, 0);
+    input_grad_effects(&effects, lowering, decoder, linear, &op.args.linear_input_grad);
+    if (qe_model_takes_fp8(lowering->model)) qe_effects_borrow(&effects, lowering->frame, QE_SLOT_Y, 0);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
-static qe_status swiglu_backward(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
-    const qe_model *model = lowering->model;
-    qe_op op = {.kind = QE_OP_SWIGLU_BACKWARD_QUANTIZE};
-    op.args.swiglu_backward = (qe_args_swiglu_backward){
-        .gate_up = saved(places, places->at.gate_up),
-        .dy = scratch(lowering, lowering->work.product),
-        .dgate_up = scratch(lowering, lowering->work.product_wide),
-        .rows = model->tokens,
-        .ffn = model->config.ffn,
-        .target = qe_lowering_target(lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY),
-    };
+/* Through the last linear and swiglu, quantized as the products of gate and up take it: slot Y holds the scale of the
+ * one and all of the other. */
+static qe_status swiglu_input_grad(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
+    qe_op op = {.kind = QE_OP_LINEAR_INPUT_GRAD};
+    qe_args_linear_input_grad *args = &op.args.linear_input_grad;
+    *args = input_grad_args(lowering, decoder, QE_LINEAR_DOWN);
+    args->gate_up = saved(places, places->at.gate_up);
+    args->dgate_up = scratch(lowering, lowering->work.product_wide);
+    args->target = qe_lowering_target(lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY);
     qe_effects effects = {.count = 0};
+    input_grad_effects(&effects, lowering, decoder, QE_LINEAR_DOWN, args);
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 0);
-    quantized_effects(&effects, lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY);
+    retained_effects(&effects, lowering, decoder, QE_LINEAR_GATE_UP, QE_SCALE_DY);
     return qe_lowering_emit(lowering, &op, &effects);
 }
 
@@ -316,9 +336,8 @@ static qe_status feed_forward_input_grad(const qe_lowering *lowering, uint32_t d
         .dx_slot = QE_SLOT_KINDS,
         .feeds = QE_LINEAR_O,
     };
-    QE_TRY(quantize(lowering, decoder, QE_LINEAR_DOWN, QE_SCALE_DY, dy, dy_slot));
-    QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_DOWN));
-    QE_TRY(swiglu_backward(lowering, decoder, places));
+    QE_TRY(quantize_dy(lowering, decoder, dy, dy_slot));
+    QE_TRY(swiglu_input_grad(lowering, decoder, places));
     QE_TRY(linear_input_grad(lowering, decoder, QE_LINEAR_GATE_UP));
     return norm_backward(lowering, decoder, QE_GAIN_POST, &norm);
 }
@@ -362,7 +381,7 @@ static qe_status linear_weight_grad(const qe_lowering *lowering, uint32_t decode
         .x = qe_lowering_target(lowering, decoder, linear, QE_SCALE_X).retained,
         .dy = qe_lowering_target(lowering, decoder, linear, QE_SCALE_DY).retained,
         .scratch_x = decodes(model) ? scratch(lowering, lowering->work.operand) : NULL,
-        .scratch_dy = decodes(model) ? scratch(lowering, lowering->work.operand_dy) : NULL,
+        .scratch_dy = decodes(model) ? scratch(lowering, lowering->work.operand_beside) : NULL,
         .grad = frame->weights[weight].grad,
         .rows = model->tokens,
         .in = qe_linear_in(model, linear),

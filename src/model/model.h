@@ -20,8 +20,9 @@ struct qe_model {
 /* Byte offsets in the scratch of the compute stream. */
 typedef struct qe_work_layout {
     uint64_t operand; /* [T, widest] the quantized operand of the next product */
-    uint64_t operand_dy; /* [T, widest] second operand of a weight gradient, where it is decoded */
-    uint64_t operand_scale; /* [1] inverse scale of an operand that is not retained */
+    uint64_t operand_beside; /* of a product whose op makes the next operand: [T, hidden]; and the second operand of a
+                                weight gradient, where it is decoded: [T, widest] */
+    uint64_t operand_scale, operand_scale_beside; /* [1] inverse scales of operands that are not retained */
     uint64_t product; /* [T, widest] result of a product */
     uint64_t product_wide; /* [T, widest] gradient before it is quantized */
     uint64_t grad[2]; /* [T, hidden] gradient of the residual stream, in turns */

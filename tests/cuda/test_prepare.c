@@ -13,15 +13,22 @@ static struct {
     qe_status queued;
     cudaError_t last, ended;
     int launches, graphs;
+    char order[256]; /* of what was launched or asked for, a word each */
 } now;
 
-static qe_status launch(void) {
+static void note(const char *word) {
+    const size_t length = strlen(now.order);
+    (void)snprintf(now.order + length, sizeof now.order - length, "%s ", word);
+}
+
+static qe_status launch(const char *word) {
+    note(word);
     now.launches++;
     return now.queued;
 }
 
 #define LAUNCHER(op, args_type) \
-    qe_status qe_cuda_##op(const args_type *args, cudaStream_t stream) { return (void)args, (void)stream, launch(); }
+    qe_status qe_cuda_##op(const args_type *args, cudaStream_t stream) { return (void)args, (void)stream, launch(#op); }
 LAUNCHER(accumulate, qe_args_accumulate)
 LAUNCHER(adamw, qe_args_adamw)
 LAUNCHER(cross_entropy, qe_args_cross_entropy)
@@ -42,10 +49,10 @@ LAUNCHER(swiglu_quantize, qe_args_swiglu)
 LAUNCHER(tally, qe_args_tally)
 
 qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t stream) {
-    return (void)from, (void)to, (void)bytes, (void)stream, launch();
+    return (void)from, (void)to, (void)bytes, (void)stream, launch("copy");
 }
 qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream) {
-    return (void)nanoseconds, (void)stream, launch();
+    return (void)nanoseconds, (void)stream, launch("delay");
 }
 qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out) {
     return (void)channel, (void)bytes, (void)aside, (void)error_out, QE_OK;
@@ -54,20 +61,20 @@ uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **c
     return (void)gemm, *choices_out = NULL, 0;
 }
 qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out) {
-    return (void)gemm, (void)op, (void)tune, (void)error_out, QE_OK;
+    return (void)gemm, (void)op, (void)tune, (void)error_out, note("choose"), QE_OK;
 }
 qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
-    return (void)gemm, (void)op, (void)stream, launch();
+    return (void)gemm, (void)stream, launch(qe_op_name(op->kind));
 }
 uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) { return (void)attention, 0; }
 uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
     return (void)attention, *choices_out = NULL, 0;
 }
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {
-    return (void)attention, (void)op, (void)tune, (void)error_out, QE_OK;
+    return (void)attention, (void)op, (void)tune, (void)error_out, note("choose"), QE_OK;
 }
 qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream) {
-    return (void)attention, (void)op, (void)stream, launch();
+    return (void)attention, (void)stream, launch(qe_op_title(op));
 }
 qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention, const char *path,
                                 qe_error *error_out) {
@@ -148,6 +155,46 @@ static void expect_once(void) {
     free(device.loaded);
 }
 
+/* --- ops of two parts ------------------------------------------------------------------------------------------ */
+
+static int takes_products(const qe_op *op) {
+    QE_ASSERT(strcmp(qe_op_title(op), qe_op_name(op->kind)) == 0); /* asked about parts alone */
+    return op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD || op->kind == QE_OP_ATTENTION;
+}
+static qe_status other_prepare(void *context, const qe_op *op, qe_error *error_out) {
+    return (void)context, (void)op, (void)error_out, note("other-choose"), QE_OK;
+}
+static qe_status other_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
+    return (void)context, (void)stream, (void)error_out, note("other"), launch(qe_op_name(op->kind));
+}
+
+static qe_op with_target(qe_op_kind kind) {
+    static char somewhere;
+    qe_op op = {.kind = kind};
+    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
+        if (qe_op_is_address(kind, i * 8)) op.args.raw[i] = (uint64_t)(uintptr_t)&somewhere;
+    return op;
+}
+
+/* Both parts are made ready, and queued in order; a substitute is given its parts, or an op is whole here. */
+static void expect_parts(qe_op_kind kind, int substituted, const char *wanted) {
+    qe_device device = {0};
+    qe_error error = {0};
+    const qe_op op = with_target(kind);
+    if (substituted) {
+        device.substitute.takes = takes_products;
+        device.substitute.prepare = other_prepare;
+        device.substitute.queue = other_queue;
+    }
+    now.queued = QE_OK, now.last = now.ended = cudaSuccess, now.order[0] = 0;
+    const qe_status status = qe_cuda_op_prepare(&device, &op, &error);
+    const int good = status == QE_OK && strcmp(now.order, wanted) == 0;
+    checked++;
+    failed += !good;
+    if (!good) printf("FAILED %s: \"%s\", not \"%s\"\n", qe_op_title(&op), now.order, wanted);
+    free(device.loaded);
+}
+
 int main(void) {
     expect("a launch", QE_OK, cudaSuccess, cudaSuccess, QE_OK, "", "");
     expect("an error from before", QE_OK, cudaErrorInvalidDevice, cudaSuccess, QE_OK, "", "");
@@ -160,6 +207,14 @@ int main(void) {
     expect("a capture that fails", QE_OK, cudaSuccess, cudaErrorStreamCaptureInvalidated, QE_ERROR_DEVICE, "an error",
            "");
     expect_once();
+    expect_parts(QE_OP_LINEAR, 0, "choose linear swiglu_quantize ");
+    expect_parts(QE_OP_LINEAR_INPUT_GRAD, 0, "choose linear_input_grad swiglu_backward_quantize ");
+    expect_parts(QE_OP_ATTENTION, 0, "choose attention_quantize ");
+    expect_parts(QE_OP_ATTENTION_BACKWARD, 0, "choose attention_backward_rope_quantize ");
+    expect_parts(QE_OP_LINEAR, 1, "other-choose other linear swiglu_quantize ");
+    expect_parts(QE_OP_LINEAR_INPUT_GRAD, 1, "other-choose other linear_input_grad swiglu_backward_quantize ");
+    expect_parts(QE_OP_ATTENTION, 1, "other-choose other attention quantize ");
+    expect_parts(QE_OP_ATTENTION_BACKWARD, 1, "choose attention_backward_rope_quantize ");
     printf("%d checks, %d failed\n", checked, failed);
     return failed > 0;
 }

@@ -163,6 +163,44 @@ static void *fetched_copy(const same_buffer *buffer) {
 }
 
 /* The same bytes in one pass and in two. */
+static void ways_compare(same_world *world, two_ways *ways, same_buffer *const *results, int count) {
+    enum { RESULTS_MAX = 6 };
+    void *one[RESULTS_MAX] = {NULL};
+    if (!world_launch(world, two_ways_launch, ways)) return;
+    for (int i = 0; i < count; i++)
+        if (results[i] != NULL) one[i] = fetched_copy(results[i]);
+    ways->apart = 1;
+    if (world_launch(world, two_ways_launch, ways))
+        for (int i = 0; i < count; i++)
+            if (one[i] != NULL)
+                same_memory(world, "one pass, two passes", one[i], results[i]->fetched, results[i]->device_bytes);
+    for (int i = 0; i < count; i++) free(one[i]);
+}
+
+static void forward_quantize_run(const attention_shape *s, qe_recipe_kind recipe) {
+    const uint32_t rows = rows_of(s), columns = s->heads * s->head_dim;
+    float *values = normals((size_t)rows * columns_of(s), 1.0f, rows);
+    same_world world;
+    same_target target;
+    world_begin(&world, "attention %s %ux%u, heads %u/%u of %u", qe_recipe_name(recipe), s->sequences, s->sequence,
+                s->heads, s->kv_heads, s->head_dim);
+    same_buffer *qkv = world_activation(&world, (size_t)rows * columns_of(s), values);
+    same_buffer *out = world_activation(&world, (size_t)rows * columns, NULL);
+    same_buffer *lse = world_bytes(&world, (size_t)rows * s->heads * sizeof(float), NULL);
+    same_buffer *scratch = world_pair(&world, scratch_bytes(s), NULL, 0, NULL);
+    target_make(&world, &target, recipe, target_format(recipe, 0), rows, columns, 0, SAME_ALL, 100.0f);
+    two_ways ways = {.whole = forward_op(s, qkv, out, lse, scratch, SAME_DEVICE),
+                     .first = forward_op(s, qkv, out, lse, scratch, SAME_DEVICE),
+                     .second = {.kind = QE_OP_QUANTIZE}};
+    ways.whole.args.attention.target = target.side[SAME_DEVICE];
+    ways.second.args.quantize = (qe_args_quantize){
+        .x = same_at(out, SAME_DEVICE), .rows = rows, .columns = columns, .target = target.side[SAME_DEVICE]};
+    same_buffer *const results[] = {target.operand, target.retained, target.scale_inv, target.amax, out, lse};
+    ways_compare(&world, &ways, results, sizeof results / sizeof *results);
+    world_end(&world);
+    free(values);
+}
+
 static void quantize_run(const attention_shape *s, const forward_result *from, qe_attention_algorithm algorithm,
                          qe_recipe_kind recipe) {
     same_world world;
@@ -176,18 +214,8 @@ static void quantize_run(const attention_shape *s, const forward_result *from, q
                      .second = {.kind = QE_OP_ROPE_BACKWARD_QUANTIZE}};
     ways.second.args.rope = qe_attention_backward_rope(&ways.whole.args.attention_backward);
     same_buffer *const results[] = {target.operand, target.retained, target.scale_inv, target.amax};
-    enum { RESULTS = sizeof results / sizeof *results };
-    void *one[RESULTS] = {NULL};
-    if (same_attention_use(&world, &ways.whole, algorithm) && world_launch(&world, two_ways_launch, &ways)) {
-        for (int i = 0; i < RESULTS; i++)
-            if (results[i] != NULL) one[i] = fetched_copy(results[i]);
-        ways.apart = 1;
-        if (world_launch(&world, two_ways_launch, &ways))
-            for (int i = 0; i < RESULTS; i++)
-                if (one[i] != NULL)
-                    same_memory(&world, "one pass, two passes", one[i], results[i]->fetched, results[i]->device_bytes);
-    }
-    for (int i = 0; i < RESULTS; i++) free(one[i]);
+    if (same_attention_use(&world, &ways.whole, algorithm))
+        ways_compare(&world, &ways, results, sizeof results / sizeof *results);
     world_end(&world);
 }
 
@@ -201,6 +229,8 @@ void case_attention(void) {
     for (size_t i = 0; i < SHAPES; ++i) {
         const attention_shape *s = &shapes[i];
         forward_run(s, &from);
+        for (qe_recipe_kind recipe = QE_RECIPE_DELAYED; recipe <= QE_RECIPE_BF16; ++recipe)
+            forward_quantize_run(s, recipe);
         backward_run(s, &from, QE_ATTENTION_CUDNN, 1);
         backward_run(s, &from, QE_ATTENTION_CUDNN, 0);
         backward_run(s, &from, QE_ATTENTION_OWN, 1);
@@ -211,6 +241,7 @@ void case_attention(void) {
     }
     for (size_t i = 0; i < MANY; ++i) {
         forward_run(&many[i], &from);
+        forward_quantize_run(&many[i], QE_RECIPE_DELAYED);
         quantize_run(&many[i], &from, QE_ATTENTION_OWN, QE_RECIPE_DELAYED);
         result_free(&from);
     }

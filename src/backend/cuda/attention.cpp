@@ -331,7 +331,7 @@ qe_op op_of(const shape &of, void *qkv, void *out, float *lse, void *dout, void 
                                       nullptr,  nullptr,  sequences, sequence, heads,    kv_heads,
                                       head_dim, of.deterministic, {}, {}};
     else
-        op.args.attention = {qkv, out, lse, nullptr, sequences, sequence, heads, kv_heads, head_dim, 1, {}};
+        op.args.attention = {qkv, out, lse, nullptr, sequences, sequence, heads, kv_heads, head_dim, 1, {}, {}};
     return op;
 }
 
@@ -352,20 +352,22 @@ qe_status execute(qe_cuda_attention &attention, const plan &p, const qe_op &op, 
     return qe_error_set(error_out, QE_ERROR_DEVICE, nullptr, "cuDNN: %s", status.get_message().c_str());
 }
 
-/* What ours does in its last kernel. */
-qe_status rotate(const qe_args_attention_backward &args, cudaStream_t stream, qe_error *error_out) {
-    if (!qe_attention_backward_quantizes(&args)) return QE_OK;
-    const qe_args_rope rope = qe_attention_backward_rope(&args);
-    const qe_status status = qe_cuda_rope_backward_quantize(&rope, stream);
+/* The second part of the op, behind a library's attention; ours may do it in its last kernel. */
+qe_status follow(const qe_op &op, cudaStream_t stream, qe_error *error_out) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    if (qe_op_parts(&op, parts) == 1) return QE_OK;
+    const qe_op_args &second = parts[1].args;
+    const qe_status status = op.kind == QE_OP_ATTENTION ? qe_cuda_quantize(&second.quantize, stream)
+                                                        : qe_cuda_rope_backward_quantize(&second.rope, stream);
     if (status != QE_ERROR_DEVICE) return status;
-    return qe_cuda_failure(cudaGetLastError(), "rotating attention's gradients back", error_out);
+    return qe_cuda_failure(cudaGetLastError(), qe_op_name(parts[1].kind), error_out);
 }
 
 qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op, cudaStream_t stream,
                    qe_error *error_out) {
     if (p.algorithm == QE_ATTENTION_CUDNN) {
         const qe_status status = execute(attention, p, op, stream, error_out);
-        return status == QE_OK && p.of.backward ? rotate(op.args.attention_backward, stream, error_out) : status;
+        return status == QE_OK ? follow(op, stream, error_out) : status;
     }
     const qe_status status =
         qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back().at, stream);

@@ -55,7 +55,7 @@ static int is_substituted(const qe_device *device, const qe_op *op) {
     return device->substitute.takes != NULL && device->substitute.takes(op);
 }
 
-static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+static qe_status part_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
     if (is_substituted(device, op)) {
         qe_error *first = device->failure.status == QE_OK ? &device->failure : NULL;
         return device->substitute.queue(device->substitute.context, op, stream, first);
@@ -68,6 +68,39 @@ static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t strea
         case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(device->attention, op, stream);
         default: return kernel_queue(op, stream);
     }
+}
+
+/* --- ops of two parts -------------------------------------------------------------------------------------------- */
+
+/* Does one pass of this room do both parts? The others are queued one behind the other. The same answer in every mode:
+ * it depends on shapes, on which addresses are NULL or equal, and on what was chosen. */
+static int takes_whole(const qe_op *op) {
+    switch (op->kind) {
+        case QE_OP_ATTENTION:
+        case QE_OP_ATTENTION_BACKWARD: return 1; /* attention.cpp knows which of its kernels quantize */
+        default: return 0;
+    }
+}
+
+static qe_status whole_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    QE_ASSERT(takes_whole(op));
+    return qe_cuda_attention_run(device->attention, op, stream);
+}
+
+static int any_substituted(const qe_device *device, const qe_op *op) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    const uint32_t count = qe_op_parts(op, parts);
+    for (uint32_t i = 0; i < count; i++)
+        if (is_substituted(device, &parts[i])) return 1;
+    return 0;
+}
+
+static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    const uint32_t count = qe_op_parts(op, parts);
+    if (count > 1 && takes_whole(op) && !any_substituted(device, op)) return whole_queue(device, op, stream);
+    for (uint32_t i = 0; i < count; i++) QE_TRY(part_queue(device, &parts[i], stream));
+    return QE_OK;
 }
 
 /* SplitMix64: delays only have to differ. */
@@ -146,10 +179,11 @@ static qe_status note_loaded(qe_device *device, uint64_t hash, qe_error *error_o
 }
 
 /* In the words of the library that failed. */
-static qe_status failure_take(qe_device *device, qe_error *error_out) {
+static qe_status failure_take(qe_device *device, const qe_op *op, qe_error *error_out) {
     const qe_error failure = device->failure;
     device->failure.status = QE_OK;
-    if (failure.status == QE_OK) return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "a library refused an op");
+    if (failure.status == QE_OK)
+        return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "a library refused %s", qe_op_title(op));
     if (error_out != NULL) *error_out = failure;
     return failure.status;
 }
@@ -182,7 +216,7 @@ static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *erro
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
     if (graph != NULL) (void)cudaGraphDestroy(graph);
-    if (queued != QE_OK && is_substituted(device, op)) return failure_take(device, error_out);
+    if (queued != QE_OK && any_substituted(device, op)) return failure_take(device, op, error_out);
     if (queued != QE_OK) return launch_refused(op, queued, launched, error_out);
     QE_TRY(qe_cuda_check(code, qe_op_name(op->kind), error_out));
     return note_loaded(device, hash, error_out);
@@ -198,19 +232,24 @@ static uint64_t lent_bytes(const qe_device *device) {
     return qe_cuda_attention_bytes(device->attention) + device->taken_bytes;
 }
 
-static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
-    if (is_substituted(device, op)) {
-        QE_TRY(device->substitute.prepare(device->substitute.context, op, error_out));
-        return kernels_load(device, op, error_out);
-    }
+static qe_status part_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    if (is_substituted(device, op))
+        return device->substitute.prepare(device->substitute.context, op, error_out);
     switch (op->kind) {
         case QE_OP_LINEAR:
         case QE_OP_LINEAR_INPUT_GRAD:
-        case QE_OP_LINEAR_WEIGHT_GRAD: QE_TRY(product_prepare(device, op, error_out)); break;
+        case QE_OP_LINEAR_WEIGHT_GRAD: return product_prepare(device, op, error_out);
         case QE_OP_ATTENTION:
-        case QE_OP_ATTENTION_BACKWARD: QE_TRY(attention_prepare(device, op, error_out)); break;
-        default: break;
+        case QE_OP_ATTENTION_BACKWARD: return attention_prepare(device, op, error_out);
+        default: return QE_OK;
     }
+}
+
+/* An op's parts are always ready too: what one pass takes may be the slower choice. */
+static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    const uint32_t count = qe_op_parts(op, parts);
+    for (uint32_t i = 0; i < count; i++) QE_TRY(part_prepare(device, &parts[i], error_out));
     return kernels_load(device, op, error_out);
 }
 

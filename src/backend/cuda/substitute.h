@@ -15,7 +15,7 @@ typedef struct qe_cuda_substitute {
     void *context;
     const char *backend, *library; /* both go into the device's identity; copied */
     /* Is this op run by the library? Depends on its shape and on which addresses are NULL, so it is the same answer in
-     * every mode. */
+     * every mode. An op that does two things is asked about, prepared and queued part by part (qe_op_parts). */
     int (*takes)(const qe_op *op);
     /* Once before an op is first queued. Capture: forbidden. */
     qe_status (*prepare)(void *context, const qe_op *op, qe_error *error_out);

@@ -98,14 +98,6 @@ static void copy_run(const qe_args_copy *args) {
     if (args->bytes > 0) memcpy(args->to, args->from, args->bytes);
 }
 
-static void attention_backward_run(const host_kernels *kernels, const qe_args_attention_backward *args,
-                                   host_sgemm *sgemm) {
-    kernels->attention_backward(args, sgemm);
-    if (!qe_attention_backward_quantizes(args)) return;
-    const qe_args_rope rope = qe_attention_backward_rope(args);
-    kernels->rope_backward_quantize(&rope);
-}
-
 static void accumulate_run(const qe_args_accumulate *args) {
     for (uint64_t i = 0; i < args->count; ++i) args->to[i] += args->from[i];
 }
@@ -132,7 +124,7 @@ static void delay_run(const qe_args_delay *args) {
     args->span_ns[1] = now_ns();
 }
 
-qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
+static qe_status part_run(const qe_device *device, const qe_op *op) {
     const host_kernels *kernels = device->kernels;
     host_sgemm *sgemm = device->blas->sgemm;
     const qe_op_args *args = &op->args;
@@ -150,7 +142,7 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_ROPE: kernels->rope(&args->rope); break;
         case QE_OP_ROPE_BACKWARD_QUANTIZE: kernels->rope_backward_quantize(&args->rope); break;
         case QE_OP_ATTENTION: kernels->attention(&args->attention, sgemm); break;
-        case QE_OP_ATTENTION_BACKWARD: attention_backward_run(kernels, &args->attention_backward, sgemm); break;
+        case QE_OP_ATTENTION_BACKWARD: kernels->attention_backward(&args->attention_backward, sgemm); break;
         case QE_OP_SWIGLU_QUANTIZE: kernels->swiglu_quantize(&args->swiglu); break;
         case QE_OP_SWIGLU_BACKWARD_QUANTIZE: kernels->swiglu_backward_quantize(&args->swiglu_backward); break;
         case QE_OP_CROSS_ENTROPY: kernels->cross_entropy(&args->cross_entropy); break;
@@ -168,6 +160,14 @@ qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
         case QE_OP_KINDS: return QE_ERROR_ARGUMENT;
     }
     return QE_OK;
+}
+
+qe_status qe_host_op_run(const qe_device *device, const qe_op *op) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    const uint32_t count = qe_op_parts(op, parts);
+    qe_status status = QE_OK;
+    for (uint32_t i = 0; status == QE_OK && i < count; ++i) status = part_run(device, &parts[i]);
+    return status;
 }
 
 qe_status qe_host_op_error(qe_status status, qe_op_kind kind, qe_error *error_out) {

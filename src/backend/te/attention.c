@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/kernels.h"
 #include "backend/cuda/substitute.h"
 #include "base/assert.h"
 
@@ -115,7 +114,6 @@ static qe_status forward_queue(const qe_te_context *te, qe_te_attention *argumen
     return qe_te_attention_run(te->library, arguments, stream, error_out);
 }
 
-/* Rotating back and quantizing is the cuda backend's, behind it. */
 static qe_status backward_queue(const qe_te_context *te, qe_te_attention *arguments,
                                 const qe_args_attention_backward *args, cudaStream_t stream, qe_error *error_out) {
     arguments->qkv = args->qkv;
@@ -123,10 +121,7 @@ static qe_status backward_queue(const qe_te_context *te, qe_te_attention *argume
     arguments->lse = (float *)(uintptr_t)args->lse;
     arguments->dout = args->dout;
     arguments->dqkv = args->dqkv;
-    QE_TRY(qe_te_attention_run(te->library, arguments, stream, error_out));
-    if (!qe_attention_backward_quantizes(args)) return QE_OK;
-    const qe_args_rope rope = qe_attention_backward_rope(args);
-    return qe_cuda_rope_backward_quantize(&rope, stream);
+    return qe_te_attention_run(te->library, arguments, stream, error_out);
 }
 
 qe_status qe_te_attention_queue(qe_te_context *te, const qe_op *op, cudaStream_t stream, qe_error *error_out) {

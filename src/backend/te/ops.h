@@ -21,7 +21,8 @@ typedef struct qe_te_context {
     void *attention_state; /* [QE_TE_ATTENTION_STATE_BYTES] zeroes; NULL until attention is prepared */
 } qe_te_context;
 
-/* Is the op's kernel Transformer Engine's? Where it is not, the cuda backend runs its own. */
+/* Is the op's kernel Transformer Engine's? Where it is not, the cuda backend runs its own. Ops come in their parts
+ * (qe_op_parts): here nothing has a target that could do without. */
 int qe_te_takes(const qe_op *op);
 /* On failure: QE_ERROR_UNSUPPORTED, in words, for a product that no matrix unit computes. */
 qe_status qe_te_prepare(void *context, const qe_op *op, qe_error *error_out);
