@@ -120,7 +120,7 @@ static void what_cannot_be_honoured_is_refused(const char *path) {
     qe_error error = {0};
     what_is_written_is_honoured(path, QE_ATTENTION_CUDNN);
     assert_int_equal(qe_cuda_attention_prepare(busy.attention, &op, 0, NULL), QE_OK); /* ours */
-    assert_int_equal(qe_cuda_choices_read(busy.gemm, busy.attention, path, &error), QE_ERROR_ARGUMENT);
+    assert_int_equal(qe_cuda_choices_read(busy.gemm, busy.attention, path, &error), QE_ERROR_CONFIG);
     assert_non_null(strstr(error.message, "another algorithm"));
     assert_int_equal(algorithm_of(busy.attention, 0, 1), QE_ATTENTION_OWN);
     pair_close(&busy);
