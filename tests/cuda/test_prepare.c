@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "backend/cuda/device.h"
+#include "backend/cuda/fused.h"
 #include "base/assert.h"
 
 /* --- a device that does as it is told ------------------------------------------------------------------------- */
@@ -13,6 +14,7 @@ static struct {
     qe_status queued;
     cudaError_t last, ended;
     int launches, graphs;
+    int fuses, is_fused; /* there is a kernel for ops of two parts; it was chosen */
     char order[256]; /* of what was launched or asked for, a word each */
 } now;
 
@@ -65,6 +67,18 @@ qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe
 }
 qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
     return (void)gemm, (void)stream, launch(qe_op_name(op->kind));
+}
+qe_cuda_fused *qe_cuda_gemm_fused(const qe_cuda_gemm *gemm) { return (void)gemm, NULL; }
+qe_status qe_cuda_fused_prepare(qe_cuda_fused *fused, const qe_op *op, const qe_fused_apart *apart,
+                                const qe_cuda_choice **chosen_out, qe_error *error_out) {
+    (void)fused, (void)error_out;
+    *chosen_out = NULL;
+    now.is_fused = now.fuses;
+    return apart ? apart->queue(apart->context, op, NULL) : QE_OK;
+}
+int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op) { return (void)fused, (void)op, now.is_fused; }
+qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
+    return (void)fused, (void)stream, launch(qe_op_title(op));
 }
 uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) { return (void)attention, 0; }
 uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
@@ -177,8 +191,7 @@ static qe_op with_target(qe_op_kind kind) {
 }
 
 /* Both parts are made ready, and queued in order; a substitute is given its parts, or an op is whole here. */
-static void expect_parts(qe_op_kind kind, int substituted, const char *wanted) {
-    qe_device device = {0};
+static void expect_parts_on(qe_device device, qe_op_kind kind, int substituted, const char *wanted) {
     qe_error error = {0};
     const qe_op op = with_target(kind);
     if (substituted) {
@@ -186,13 +199,31 @@ static void expect_parts(qe_op_kind kind, int substituted, const char *wanted) {
         device.substitute.prepare = other_prepare;
         device.substitute.queue = other_queue;
     }
-    now.queued = QE_OK, now.last = now.ended = cudaSuccess, now.order[0] = 0;
+    now.queued = QE_OK, now.last = now.ended = cudaSuccess, now.order[0] = 0, now.is_fused = 0;
     const qe_status status = qe_cuda_op_prepare(&device, &op, &error);
     const int good = status == QE_OK && strcmp(now.order, wanted) == 0;
     checked++;
     failed += !good;
     if (!good) printf("FAILED %s: \"%s\", not \"%s\"\n", qe_op_title(&op), now.order, wanted);
     free(device.loaded);
+}
+
+static void expect_parts(qe_op_kind kind, int substituted, const char *wanted) {
+    const qe_device device = {0};
+    expect_parts_on(device, kind, substituted, wanted);
+}
+
+/* A kernel that does both parts is raced against them where choices are tuned; a file that says nothing of it, and a
+ * substitute, leave them apart. */
+static void expect_fused(void) {
+    const qe_device plain = {0}, tuned = {.tune = 1}, honours = {.tune = 1, .honours = 1};
+    now.fuses = 1;
+    expect_parts_on(plain, QE_OP_LINEAR, 0, "choose linear_swiglu_quantize ");
+    expect_parts_on(plain, QE_OP_LINEAR_INPUT_GRAD, 0, "choose linear_input_grad_swiglu_quantize ");
+    expect_parts_on(tuned, QE_OP_LINEAR, 0, "choose linear swiglu_quantize linear_swiglu_quantize ");
+    expect_parts_on(honours, QE_OP_LINEAR, 0, "choose linear swiglu_quantize ");
+    expect_parts_on(plain, QE_OP_LINEAR, 1, "other-choose other linear swiglu_quantize ");
+    now.fuses = 0;
 }
 
 int main(void) {
@@ -215,6 +246,7 @@ int main(void) {
     expect_parts(QE_OP_LINEAR_INPUT_GRAD, 1, "other-choose other linear_input_grad swiglu_backward_quantize ");
     expect_parts(QE_OP_ATTENTION, 1, "other-choose other attention quantize ");
     expect_parts(QE_OP_ATTENTION_BACKWARD, 1, "choose attention_backward_rope_quantize ");
+    expect_fused();
     printf("%d checks, %d failed\n", checked, failed);
     return failed > 0;
 }

@@ -13,6 +13,7 @@
 
 #include "backend/cuda/attention_choice.h"
 #include "backend/cuda/choices.h"
+#include "backend/cuda/fused_choice.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/product.h"
 
@@ -130,6 +131,53 @@ static void other_words_name_no_product(void **state) {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
         qe_product product;
         assert_int_equal(qe_product_parse(keys[i], &product, NULL), QE_ERROR_FORMAT);
+    }
+}
+
+static void a_way_of_two_parts_survives_its_words(void **state) {
+    (void)state;
+    qe_op op = linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 2048, 4096, 28672, NULL);
+    op.args.linear.target.format = QE_FORMAT_E5M2;
+    qe_product product;
+    qe_fused_shape shape, again;
+    qe_cuda_choice choice;
+    assert_int_equal(qe_product_of(&op, &product, NULL), QE_OK);
+    qe_fused_shape_of(&op, &product, &shape);
+    for (int i = QE_FUSED_APART; i <= QE_FUSED_WHOLE; ++i) {
+        qe_fused_way way;
+        qe_fused_choice_make(&shape, (qe_fused_way)i, &choice);
+        assert_string_equal(choice.key, "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e5m2");
+        assert_true(qe_fused_choice_is(choice.key));
+        assert_int_equal(qe_fused_choice_parse(&choice, &again, &way, NULL), QE_OK);
+        assert_memory_equal(&shape, &again, sizeof shape);
+        assert_int_equal(way, i);
+    }
+    choice.words[1]++; /* of a kernel that is another */
+    qe_error error = {0};
+    assert_int_equal(qe_fused_choice_parse(&choice, &again, &(qe_fused_way){QE_FUSED_APART}, &error),
+                     QE_ERROR_UNSUPPORTED);
+    assert_true(error.message[0] && error.remedy[0]);
+}
+
+static void other_words_name_no_op_of_two_parts(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "fused ",
+        "linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to bf16",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3 ",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast add to e4m3",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3 to e4m3",
+        "fused linear_weight_grad m16 n16 k16 tn e5m2 e4m3 split to e4m3",
+        "fused fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3",
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
+        qe_cuda_choice choice = {.workspace_bytes = 0};
+        qe_fused_shape shape;
+        qe_fused_way way;
+        memcpy(choice.key, keys[i], strlen(keys[i]));
+        assert_int_equal(qe_fused_choice_parse(&choice, &shape, &way, NULL), QE_ERROR_FORMAT);
     }
 }
 
@@ -366,6 +414,8 @@ int main(void) {
         cmocka_unit_test(block_codes_are_decoded_into_bf16_first),
         cmocka_unit_test(what_no_matrix_unit_takes_is_refused_in_words),
         cmocka_unit_test(other_words_name_no_product),
+        cmocka_unit_test(a_way_of_two_parts_survives_its_words),
+        cmocka_unit_test(other_words_name_no_op_of_two_parts),
         cmocka_unit_test(a_choice_survives_its_line),
         cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),
         cmocka_unit_test(another_library_or_device_is_refused_and_named),

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "backend/cuda/attention_choice.h"
+#include "backend/cuda/fused.h"
+#include "backend/cuda/fused_choice.h"
 #include "base/assert.h"
 #include "base/text.h"
 
@@ -166,8 +168,10 @@ static qe_status maker_of(const qe_cuda_gemm *gemm, const qe_cuda_attention *att
 
 static qe_status choice_take(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
     const readers *of = context;
-    if (!qe_attention_choice_is(choice->key)) return qe_cuda_gemm_choose(of->gemm, choice, error_out);
-    return qe_cuda_attention_choose(of->attention, choice, error_out);
+    if (qe_attention_choice_is(choice->key)) return qe_cuda_attention_choose(of->attention, choice, error_out);
+    if (qe_fused_choice_is(choice->key))
+        return qe_cuda_fused_choose(qe_cuda_gemm_fused(of->gemm), choice, error_out);
+    return qe_cuda_gemm_choose(of->gemm, choice, error_out);
 }
 
 qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, qe_cuda_attention *attention, const char *path,
@@ -177,26 +181,29 @@ qe_status qe_cuda_choices_read(qe_cuda_gemm *gemm, qe_cuda_attention *attention,
     const qe_cuda_choice *before;
     readers of = {gemm, attention};
     const uint32_t count = qe_cuda_gemm_choices(gemm, &before);
+    const uint32_t fused_count = qe_cuda_fused_choices(qe_cuda_gemm_fused(gemm), &before);
     const uint32_t attention_count = attention ? qe_cuda_attention_choices(attention, &before) : 0;
     QE_TRY(maker_of(gemm, attention, &properties, &maker, error_out));
     const qe_status status = qe_choices_scan(path, &maker, choice_take, &of, error_out);
     if (status == QE_OK) return QE_OK;
     qe_cuda_gemm_keep(gemm, count);
+    qe_cuda_fused_keep(qe_cuda_gemm_fused(gemm), fused_count);
     if (attention) qe_cuda_attention_keep(attention, attention_count);
     return status;
 }
 
-/* Choices of products, then of attention. */
+/* Choices of products, of those that may be fused, then of attention. */
+enum { KINDS = 3 };
 typedef struct choices {
-    const qe_cuda_choice *of[2];
-    uint32_t count[2];
+    const qe_cuda_choice *of[KINDS];
+    uint32_t count[KINDS];
 } choices;
 
 /* Returns an errno. */
 static int choices_put(FILE *file, const qe_choice_maker *maker, const choices *all) {
     char line[QE_CHOICE_LINE_BYTES];
     if (fprintf(file, "%s\n", TITLE) < 0) return errno;
-    for (int kind = 0; kind < 2; ++kind)
+    for (int kind = 0; kind < KINDS; ++kind)
         for (uint32_t i = 0; i < all->count[kind]; ++i) {
             qe_choice_format(maker, &all->of[kind][i], line);
             if (fputs(line, file) == EOF) return errno;
@@ -219,9 +226,10 @@ qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attentio
                                 qe_error *error_out) {
     struct cudaDeviceProp properties;
     qe_choice_maker maker;
-    choices all = {{NULL, NULL}, {0, 0}};
+    choices all = {{NULL, NULL, NULL}, {0, 0, 0}};
     all.count[0] = qe_cuda_gemm_choices(gemm, &all.of[0]);
-    if (attention) all.count[1] = qe_cuda_attention_choices(attention, &all.of[1]);
+    all.count[1] = qe_cuda_fused_choices(qe_cuda_gemm_fused(gemm), &all.of[1]);
+    if (attention) all.count[2] = qe_cuda_attention_choices(attention, &all.of[2]);
     QE_TRY(maker_of(gemm, attention, &properties, &maker, error_out));
     qe_text_builder beside = {0};
     qe_text_builder_append(&beside, "%s.%ld", path, (long)getpid());

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/algorithm.h"
 #include "backend/cuda/choices.h"
+#include "backend/cuda/fused.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/product_kernels.h"
 #include "backend/cuda/products.h"
@@ -35,6 +36,7 @@ struct qe_cuda_gemm {
     void *own;            /* workspace for ops that give none; NULL until there is one */
     qe_families families; /* whose candidates tuning tries */
     cudaStream_t stream;  /* the caller's, for tuning */
+    qe_cuda_fused *fused; /* products with what is made of their results */
     wide_block *wide;    /* the largest first; smaller ones live on, because graphs may name them */
     plan *plans;         /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
@@ -60,8 +62,12 @@ qe_status qe_cuda_gemm_create(cudaStream_t aside, qe_cuda_gemm **gemm_out, qe_er
     }
     gemm->stream = aside;
     identity_compose(gemm->identity);
-    *gemm_out = gemm;
-    return QE_OK;
+    const qe_status status = qe_cuda_fused_create(aside, &gemm->fused, error_out);
+    if (status != QE_OK)
+        qe_cuda_gemm_destroy(gemm);
+    else
+        *gemm_out = gemm;
+    return status;
 }
 
 void qe_cuda_gemm_keep(qe_cuda_gemm *gemm, uint32_t count) {
@@ -78,12 +84,15 @@ void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm) {
     }
     (void)cudaFree(gemm->own);
     if (gemm->solver.handle) (void)cublasLtDestroy(gemm->solver.handle);
+    qe_cuda_fused_destroy(gemm->fused);
     free(gemm->plans);
     free(gemm->choices);
     free(gemm);
 }
 
 void qe_cuda_gemm_lt_only(qe_cuda_gemm *gemm) { gemm->families = QE_FAMILIES_LT; }
+
+qe_cuda_fused *qe_cuda_gemm_fused(const qe_cuda_gemm *gemm) { return gemm->fused; }
 
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm) { return gemm->identity; }
 

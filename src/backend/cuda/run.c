@@ -1,6 +1,7 @@
 /* run.c - from an op to its kernels. */
 #include <stdlib.h>
 #include "backend/cuda/device.h"
+#include "backend/cuda/fused.h"
 #include "base/assert.h"
 
 /* Asking costs a fraction of a launch. */
@@ -74,16 +75,20 @@ static qe_status part_queue(qe_device *device, const qe_op *op, cudaStream_t str
 
 /* Does one pass of this room do both parts? The others are queued one behind the other. The same answer in every mode:
  * it depends on shapes, on which addresses are NULL or equal, and on what was chosen. */
-static int takes_whole(const qe_op *op) {
+static int takes_whole(const qe_device *device, const qe_op *op) {
     switch (op->kind) {
         case QE_OP_ATTENTION:
         case QE_OP_ATTENTION_BACKWARD: return 1; /* attention.cpp knows which of its kernels quantize */
+        case QE_OP_LINEAR:
+        case QE_OP_LINEAR_INPUT_GRAD: return qe_cuda_fused_takes(qe_cuda_gemm_fused(device->gemm), op);
         default: return 0;
     }
 }
 
 static qe_status whole_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
-    QE_ASSERT(takes_whole(op));
+    QE_ASSERT(takes_whole(device, op));
+    if (op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD)
+        return qe_cuda_fused_run(qe_cuda_gemm_fused(device->gemm), op, stream);
     return qe_cuda_attention_run(device->attention, op, stream);
 }
 
@@ -95,12 +100,18 @@ static int any_substituted(const qe_device *device, const qe_op *op) {
     return 0;
 }
 
-static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+static qe_status parts_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
     qe_op parts[QE_OP_PARTS_MAX];
     const uint32_t count = qe_op_parts(op, parts);
-    if (count > 1 && takes_whole(op) && !any_substituted(device, op)) return whole_queue(device, op, stream);
     for (uint32_t i = 0; i < count; i++) QE_TRY(part_queue(device, &parts[i], stream));
     return QE_OK;
+}
+
+static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    if (qe_op_parts(op, parts) > 1 && takes_whole(device, op) && !any_substituted(device, op))
+        return whole_queue(device, op, stream);
+    return parts_queue(device, op, stream);
 }
 
 /* SplitMix64: delays only have to differ. */
@@ -245,11 +256,27 @@ static qe_status part_prepare(qe_device *device, const qe_op *op, qe_error *erro
     }
 }
 
+static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
+    return parts_queue(context, op, stream);
+}
+
+/* Bits are the same either way, so a file of choices that says nothing of it is not wrong: parts stay apart, as they
+ * were when it was written. */
+static qe_status whole_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
+    const qe_fused_apart apart = {apart_queue, device};
+    const qe_cuda_choice *chosen = NULL;
+    if (device->honours || (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD)) return QE_OK;
+    QE_TRY(qe_cuda_fused_prepare(qe_cuda_gemm_fused(device->gemm), op, device->tune ? &apart : NULL, &chosen,
+                                 error_out));
+    return chosen == NULL ? QE_OK : choice_tell(device, chosen, error_out);
+}
+
 /* An op's parts are always ready too: what one pass takes may be the slower choice. */
 static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     qe_op parts[QE_OP_PARTS_MAX];
     const uint32_t count = qe_op_parts(op, parts);
     for (uint32_t i = 0; i < count; i++) QE_TRY(part_prepare(device, &parts[i], error_out));
+    if (count > 1 && !any_substituted(device, op)) QE_TRY(whole_prepare(device, op, error_out));
     return kernels_load(device, op, error_out);
 }
 

@@ -1,11 +1,12 @@
 /* check_emulated.cpp - the kernel checks without a GPU.
  *
  *   check_emulated [--large]   exit status: 0, 1 when a check failed */
-#include "../kernel_checks.h"
+#include "check_squares.h"
 
 int main(int argc, char **argv) {
     checks all;
     check_everything(all, argc > 1 && strcmp(argv[1], "--large") == 0);
+    check_squares(all);
     printf("%d checks, %d failed\n", all.run, all.failed);
     return all.failed ? 1 : 0;
 }

@@ -18,6 +18,9 @@ static inline void plain_assert(int holds, const char *what, const char *file, i
 #define assert_true(condition) plain_assert((condition) != 0, #condition, __FILE__, __LINE__)
 #define assert_false(condition) plain_assert((condition) == 0, "not " #condition, __FILE__, __LINE__)
 #define assert_non_null(pointer) plain_assert((pointer) != NULL, #pointer " != NULL", __FILE__, __LINE__)
+#define assert_null(pointer) plain_assert((pointer) == NULL, #pointer " == NULL", __FILE__, __LINE__)
+#define assert_memory_equal(a, b, bytes) \
+    plain_assert(memcmp(a, b, bytes) == 0, #a " and " #b " have the same bytes", __FILE__, __LINE__)
 #define assert_int_equal(a, b) \
     plain_assert((unsigned long long)(a) == (unsigned long long)(b), #a " == " #b, __FILE__, __LINE__)
 

@@ -1,0 +1,86 @@
+/* fused_choice.c - see fused_choice.h. Words of parts apart are zeros: the product has a line of its own. */
+#include "backend/cuda/fused_choice.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+
+static const char PREFIX[] = "fused ", BETWEEN[] = " to ";
+static const char *const FORMAT_NAMES[] = {"e4m3", "e5m2"};
+/* "QFUSEOWN" */
+static const uint64_t TAG = 0x51465553454F574Eu;
+
+static const qe_quantize_target *target_of(const qe_op *op) {
+    return op->kind == QE_OP_LINEAR ? &op->args.linear.target : &op->args.linear_input_grad.target;
+}
+
+void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out) {
+    *shape_out = (qe_fused_shape){.product = *product, .format = target_of(op)->format};
+}
+
+static void key_format(const qe_fused_shape *shape, char *key, size_t bytes) {
+    char product[QE_PRODUCT_KEY_BYTES];
+    qe_product_key(&shape->product, product);
+    QE_ASSERT(shape->format <= QE_FORMAT_E5M2);
+    const int length = snprintf(key, bytes, "%s%s%s%s", PREFIX, product, BETWEEN, FORMAT_NAMES[shape->format]);
+    QE_ASSERT(length > 0 && (size_t)length < bytes);
+}
+
+static void words_make(qe_fused_way way, uint64_t words[8]) {
+    memset(words, 0, 8 * sizeof *words);
+    if (way == QE_FUSED_APART) return;
+    words[0] = TAG;
+    words[1] = QE_FUSED_REVISION;
+}
+
+void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda_choice *choice_out) {
+    memset(choice_out, 0, sizeof *choice_out);
+    key_format(shape, choice_out->key, sizeof choice_out->key);
+    words_make(way, choice_out->words);
+}
+
+int qe_fused_choice_is(const char *key) { return strncmp(key, PREFIX, sizeof PREFIX - 1) == 0; }
+
+/* Of what stands behind the last " to ", which is cut off. */
+static int format_cut(char *key, uint8_t *format_out) {
+    char *at = NULL;
+    for (char *next = strstr(key, BETWEEN); next; next = strstr(next + 1, BETWEEN)) at = next;
+    if (!at) return 0;
+    for (uint8_t i = 0; i < sizeof FORMAT_NAMES / sizeof FORMAT_NAMES[0]; ++i) {
+        if (strcmp(at + sizeof BETWEEN - 1, FORMAT_NAMES[i]) != 0) continue;
+        *at = '\0';
+        *format_out = i;
+        return 1;
+    }
+    return 0;
+}
+
+static int key_parse(const char *key, qe_fused_shape *shape_out) {
+    char product[QE_PRODUCT_KEY_BYTES] = "";
+    qe_fused_shape shape = {0};
+    if (!qe_fused_choice_is(key) || strlen(key) >= sizeof product) return 0;
+    memcpy(product, key + sizeof PREFIX - 1, strlen(key + sizeof PREFIX - 1));
+    if (!format_cut(product, &shape.format)) return 0;
+    if (qe_product_parse(product, &shape.product, NULL) != QE_OK) return 0;
+    if (shape.product.kind == QE_OP_LINEAR_WEIGHT_GRAD || shape.product.adds) return 0; /* they have no second part */
+    *shape_out = shape;
+    return 1;
+}
+
+qe_status qe_fused_choice_parse(const qe_cuda_choice *choice, qe_fused_shape *shape_out, qe_fused_way *way_out,
+                                qe_error *error_out) {
+    if (!key_parse(choice->key, shape_out))
+        return qe_error_set(error_out, QE_ERROR_FORMAT, "have the file written anew",
+                            "\"%s\" names no op of two parts", choice->key);
+    for (int i = QE_FUSED_APART; i <= QE_FUSED_WHOLE; ++i) {
+        uint64_t words[8];
+        words_make((qe_fused_way)i, words);
+        if (memcmp(words, choice->words, sizeof words) != 0) continue;
+        *way_out = (qe_fused_way)i;
+        return QE_OK;
+    }
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                        "choose anew with this build on this machine: leave the file of choices out",
+                        "this build has no such way for %s", choice->key);
+}

@@ -1,0 +1,39 @@
+/* fused_choice.h - what names an op of two parts in a file of choices, and which way it is run: its product and what is
+ * made of that one after the other, or one kernel of ours. Bits are the same either way; it is a choice of time alone.
+ * Touches no device. */
+#ifndef QE_CUDA_FUSED_CHOICE_H
+#define QE_CUDA_FUSED_CHOICE_H
+
+#include "backend/cuda/product.h"
+#include "backend/cuda/products.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a kernel of ours changes so much that races which were run before say nothing any more. */
+enum { QE_FUSED_REVISION = 1 };
+
+/* What a choice depends on. No holes, so shapes are compared byte by byte. */
+typedef struct qe_fused_shape {
+    qe_product product;
+    uint8_t format; /* qe_format of the codes */
+    uint8_t reserved[3];
+} qe_fused_shape;
+
+typedef enum qe_fused_way { QE_FUSED_APART, QE_FUSED_WHOLE } qe_fused_way;
+
+/* Requires: op has two parts, and its product is one (qe_product_of). */
+void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out);
+/* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", and the way's words. */
+void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda_choice *choice_out);
+/* Does this key name an op of two parts, and not a product? */
+int qe_fused_choice_is(const char *key);
+/* The reverse. On failure: QE_ERROR_FORMAT: no such key; QE_ERROR_UNSUPPORTED: a way that this build does not have. */
+qe_status qe_fused_choice_parse(const qe_cuda_choice *choice, qe_fused_shape *shape_out, qe_fused_way *way_out,
+                                qe_error *error_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

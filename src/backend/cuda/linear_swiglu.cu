@@ -1,0 +1,121 @@
+/* linear_swiglu.cu - see linear_swiglu.h and README.md. */
+#include "backend/cuda/linear_swiglu.h"
+
+#include "backend/cuda/linear_swiglu.cuh"
+#include "backend/cuda/sink.cuh"
+
+namespace {
+
+using namespace linear_swiglu;
+
+/* Tiles of a cluster that are gone through from top to bottom before the next column. Of all multiprocessors' tiles,
+ * x and the weights then take about the same room in the second cache. */
+constexpr uint32_t BAND = 8;
+
+typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* [rows, columns] of elements of 1 or 2 bytes in boxes of 128 bytes by box_rows. */
+bool map_make(const qe_linear_swiglu *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
+              uint32_t box_rows, CUtensorMap *map_out) {
+    const cuuint64_t sizes[] = {columns, rows}, pitches[] = {static_cast<cuuint64_t>(columns) * element_bytes};
+    const cuuint32_t box[] = {128 / element_bytes, box_rows}, steps[] = {1, 1};
+    return reinterpret_cast<encoder>(own->encode)(
+               map_out, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+               const_cast<void *>(at), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out) {
+    const uint32_t ffn = a->out / 2;
+    job j = {};
+    const places to = places_of(&a->target, a->rows, ffn);
+    if (!planes_of(to, &j.planes) || !map_make(own, a->x.codes, 1, a->rows, a->in, ROWS, &j.x) ||
+        !map_make(own, a->w.codes, 1, a->out, a->in, COLUMNS, &j.w) ||
+        !map_make(own, a->y, 2, a->rows, a->out, GROUP_ROWS, &j.y))
+        return false;
+    j.x_scale = a->x.scale_inv, j.w_scale = a->w.scale_inv;
+    j.scale = scaling_of(&a->target);
+    j.words = words_of(&a->target, tensor_words());
+    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = ffn / COLUMNS, j.steps = a->in / TERMS;
+    j.band = BAND;
+    *job_out = j;
+    return true;
+}
+
+cudaLaunchConfig_t config_of(uint32_t clusters, cudaStream_t stream, cudaLaunchAttribute *attribute) {
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = CLUSTER;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(clusters * CLUSTER);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = stream;
+    config.attrs = attribute;
+    config.numAttrs = 1;
+    return config;
+}
+
+bool is_code(const qe_qtensor &tensor) {
+    return tensor.format == QE_FORMAT_E4M3 && tensor.blocking == QE_BLOCKING_TENSOR && !tensor.transposed &&
+           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
+}
+
+/* What is written while x and the weights are still read lies elsewhere. */
+bool is_apart(const qe_args_linear *a, const qe_qtensor &written) {
+    if (written.codes == nullptr) return true;
+    return written.codes != a->x.codes && written.codes != a->w.codes && written.codes != a->y &&
+           written.scale_inv != a->x.scale_inv && written.scale_inv != a->w.scale_inv;
+}
+
+bool is_target(const qe_args_linear *a) {
+    const qe_quantize_target &target = a->target;
+    code_planes planes;
+    return target.recipe == QE_RECIPE_DELAYED && target.format == QE_FORMAT_E4M3 && target.scale != nullptr &&
+           planes_of(places_of(&target, a->rows, a->out / 2), &planes) && is_apart(a, target.operand) &&
+           is_apart(a, target.retained);
+}
+
+} // namespace
+
+qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
+    constexpr unsigned int ENCODE_SINCE = 12000;
+    cudaDriverEntryPointQueryResult found;
+    void *encode = nullptr;
+    int clusters = 0;
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config = config_of(1, nullptr, &attribute);
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess ||
+        cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             SHARED_BYTES) != cudaSuccess ||
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1) {
+        (void)cudaGetLastError();
+        return QE_ERROR_UNSUPPORTED;
+    }
+    own_out->encode = encode;
+    own_out->clusters = static_cast<uint32_t>(clusters);
+    return QE_OK;
+}
+
+int qe_linear_swiglu_fits(const qe_args_linear *a) {
+    constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
+    if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
+    if (a->rows % ROWS || a->in % TERMS || a->out % (2 * COLUMNS)) return 0;
+    if (static_cast<uint64_t>(a->rows / ROWS) * (a->out / (2 * COLUMNS)) > TILES_MAX) return 0;
+    if (a->accumulation != QE_ACCUMULATE_FAST || a->residual != nullptr) return 0;
+    return is_code(a->x) && is_code(a->w) && is_aligned(a->y) && is_target(a);
+}
+
+qe_status qe_linear_swiglu_run(const qe_linear_swiglu *own, const qe_args_linear *a, cudaStream_t stream) {
+    job j;
+    if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
+    const uint32_t tiles = j.down * j.across;
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config = config_of(tiles < own->clusters ? tiles : own->clusters, stream, &attribute);
+    return cudaLaunchKernelEx(&config, kernel, j) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+}
