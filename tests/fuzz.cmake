@@ -1,7 +1,8 @@
 # Readers that are given whatever bytes: the kept inputs once more in every build; with -DQE_FUZZ=ON (clang) a libFuzzer
 # program per reader. docs/testing.md.
 set(fuzz_sources fuzz/files.c fuzz/fuzz.c fuzz/memory.c fuzz/no_cuda.c fuzz/texts.c ${cli_sources}
-    ${CMAKE_SOURCE_DIR}/src/backend/cuda/choices.c ${CMAKE_SOURCE_DIR}/src/backend/cuda/attention_choice.c)
+    ${CMAKE_SOURCE_DIR}/src/backend/cuda/choices.c ${CMAKE_SOURCE_DIR}/src/backend/cuda/attention_choice.c
+    ${CMAKE_SOURCE_DIR}/src/backend/cuda/fused_choice.c ${CMAKE_SOURCE_DIR}/src/backend/cuda/product.c)
 list(REMOVE_ITEM fuzz_sources ${CMAKE_SOURCE_DIR}/src/cli/main.c)
 add_library(fuzz_targets OBJECT ${fuzz_sources})
 target_compile_definitions(fuzz_targets PRIVATE QE_VERSION="${PROJECT_VERSION}")
