@@ -141,7 +141,8 @@ check-gpu: setup
 	@sh tools/cuda_deps.sh
 	@echo "check-gpu: build-cuda/ with the cuda backend$(if $(TE), and Transformer Engine of $(TE))"
 	@$(call configure,build-cuda,-DQE_CUDA=ON -DQE_TE=$(TE))
-	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice test_fused qeffect_cli $(if $(TE),test_te)
+	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice test_fused qeffect_cli \
+	    $(if $(TE),test_te)
 	@echo "check-gpu: every op on host and device"; build-cuda/tests/test_same; status=$$?; \
 	    if [ $$status = 77 ]; then echo "check-gpu: built; nothing was checked, for want of a GPU"; exit 0; fi; \
 	    [ $$status = 0 ] || exit $$status; \
