@@ -153,8 +153,10 @@ static void expect_equal(qe_cuda_gemm *gemm, shape of, void (*change)(qe_op *op)
 }
 
 static void one_kernel_has_the_bits_of_the_parts(void) {
-    static const shape shapes[] = {{128, 128, 128},   {256, 256, 128},    {384, 1024, 384}, {2048, 512, 1280},
-                                   {640, 4096, 2560}, {1152, 2048, 2560}, {2048, 128, 8192}};
+    static const shape shapes[] = {
+        {128, 128, 128}, {256, 256, 128},  {384, 1024, 384},   {2048, 512, 1280},  {16, 128, 16},     {80, 256, 80},
+        {144, 384, 176}, {1040, 256, 4112}, {640, 4096, 2560}, {1152, 2048, 2560}, {2048, 128, 8192}, {4096, 256, 96},
+    };
     qe_cuda_gemm *gemm = gemm_open();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         printf("  %u rows, %u to 2 x %u\n", shapes[i].rows, shapes[i].in, shapes[i].ffn);
@@ -186,7 +188,7 @@ static void be_split(qe_op *op) { op->args.linear.accumulation = QE_ACCUMULATE_S
 static void be_current(qe_op *op) { op->args.linear.target.recipe = QE_RECIPE_CURRENT; }
 static void be_wide(qe_op *op) { op->args.linear.target.format = QE_FORMAT_E5M2; }
 static void add_something(qe_op *op) { op->args.linear.residual = op->args.linear.y; }
-static void be_odd(qe_op *op) { op->args.linear.rows -= 16; }
+static void be_odd(qe_op *op) { op->args.linear.rows -= 8; }
 static void be_in_place(qe_op *op) { op->args.linear.target.operand.codes = op->args.linear.x.codes; }
 static void share_a_scale(qe_op *op) { op->args.linear.target.operand.scale_inv = op->args.linear.x.scale_inv; }
 static void have_no_target(qe_op *op) { op->args.linear.target = (qe_quantize_target){0}; }

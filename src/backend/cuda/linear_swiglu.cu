@@ -12,34 +12,60 @@ using namespace linear_swiglu;
  * x and the weights then take about the same room in the second cache. */
 constexpr uint32_t BAND = 8;
 
+/* What codes both ways need at least to lie as the copy engine wants them; sixteen columns are outside of a result
+ * together. */
+constexpr uint32_t ROW_MULTIPLE = 16, COLUMN_MULTIPLE = 16;
+
 typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                             const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* [rows, columns] of elements of 1 or 2 bytes in boxes of 128 bytes by box_rows. */
-bool map_make(const qe_linear_swiglu *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
-              uint32_t box_rows, CUtensorMap *map_out) {
-    const cuuint64_t sizes[] = {columns, rows}, pitches[] = {static_cast<cuuint64_t>(columns) * element_bytes};
-    const cuuint32_t box[] = {128 / element_bytes, box_rows}, steps[] = {1, 1};
+/* Rows of `columns` elements, in boxes. `halves`: 2 where a row is two halves side by side, which boxes keep apart. */
+struct matrix {
+    const void *at;
+    uint32_t element_bytes, rows, columns, halves;
+};
+
+bool map_make(const qe_linear_swiglu *own, const matrix &of, uint32_t box_columns, uint32_t box_rows,
+              CUtensorMapSwizzle swizzle, CUtensorMap *map_out) {
+    const bool is_double = of.halves == 2;
+    const cuuint64_t bytes = static_cast<cuuint64_t>(of.columns) * of.element_bytes;
+    const cuuint64_t sizes[] = {of.columns, is_double ? 2 : of.rows, of.rows}, pitches[] = {bytes, 2 * bytes};
+    const cuuint32_t box[] = {box_columns, is_double ? 1 : box_rows, box_rows}, steps[] = {1, 1, 1};
     return reinterpret_cast<encoder>(own->encode)(
-               map_out, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-               const_cast<void *>(at), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               map_out, of.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+               is_double ? 3 : 2, const_cast<void *>(of.at), sizes, pitches, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+bool operands_map(const qe_linear_swiglu *own, const qe_args_linear *a, job *j) {
+    const matrix x = {a->x.codes, 1, a->rows, a->in, 1}, w = {a->w.codes, 1, a->out, a->in, 1};
+    return map_make(own, x, TERMS, ROWS, CU_TENSOR_MAP_SWIZZLE_128B, &j->x) &&
+           map_make(own, w, TERMS, COLUMNS, CU_TENSOR_MAP_SWIZZLE_128B, &j->w);
+}
+
+bool results_map(const qe_linear_swiglu *own, const qe_args_linear *a, const code_planes &planes, job *j) {
+    const matrix y = {a->y, 2, a->rows, a->out / 2, 2};
+    const matrix codes = {planes.by_rows, 1, a->rows, a->out / 2, 1};
+    const matrix turned = {planes.by_columns, 1, a->out / 2, a->rows, 1};
+    j->has_codes = planes.by_rows != nullptr, j->has_turned = planes.by_columns != nullptr;
+    return map_make(own, y, WIDE, HALF_ROWS, CU_TENSOR_MAP_SWIZZLE_128B, &j->wide) &&
+           map_make(own, y, NARROW, HALF_ROWS, CU_TENSOR_MAP_SWIZZLE_32B, &j->narrow) &&
+           (!j->has_codes || map_make(own, codes, COLUMNS, HALF_ROWS, CU_TENSOR_MAP_SWIZZLE_NONE, &j->codes)) &&
+           (!j->has_turned || map_make(own, turned, HALF_ROWS, COLUMNS, CU_TENSOR_MAP_SWIZZLE_64B, &j->turned));
+}
+
 bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out) {
-    const uint32_t ffn = a->out / 2;
+    code_planes planes = {};
     job j = {};
-    const places to = places_of(&a->target, a->rows, ffn);
-    if (!planes_of(to, &j.planes) || !map_make(own, a->x.codes, 1, a->rows, a->in, ROWS, &j.x) ||
-        !map_make(own, a->w.codes, 1, a->out, a->in, COLUMNS, &j.w) ||
-        !map_make(own, a->y, 2, a->rows, a->out, GROUP_ROWS, &j.y))
-        return false;
+    if (!planes_of(places_of(&a->target, a->rows, a->out / 2), &planes)) return false;
+    if (!operands_map(own, a, &j) || !results_map(own, a, planes, &j)) return false;
     j.x_scale = a->x.scale_inv, j.w_scale = a->w.scale_inv;
     j.scale = scaling_of(&a->target);
     j.words = words_of(&a->target, tensor_words());
-    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = ffn / COLUMNS, j.steps = a->in / TERMS;
+    j.columns = a->out / 2;
+    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = pieces_of(j.columns, COLUMNS), j.steps = a->in / TERMS;
     j.band = BAND;
     *job_out = j;
     return true;
@@ -105,8 +131,8 @@ qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
 int qe_linear_swiglu_fits(const qe_args_linear *a) {
     constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
     if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
-    if (a->rows % ROWS || a->in % TERMS || a->out % (2 * COLUMNS)) return 0;
-    if (static_cast<uint64_t>(a->rows / ROWS) * (a->out / (2 * COLUMNS)) > TILES_MAX) return 0;
+    if (a->rows % ROW_MULTIPLE || a->in % TERMS || a->out % (2 * COLUMN_MULTIPLE)) return 0;
+    if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->out / 2, COLUMNS) > TILES_MAX) return 0;
     if (a->accumulation != QE_ACCUMULATE_FAST || a->residual != nullptr) return 0;
     return is_code(a->x) && is_code(a->w) && is_aligned(a->y) && is_target(a);
 }

@@ -1,11 +1,10 @@
 /* linear_swiglu.cuh - gate and up of a product of E4M3 codes, and swiglu's codes of them, in one kernel for Hopper.
  *
- * A block has one multiprocessor and goes from tile to tile of 128 rows by 128 gate and the same 128 up columns. Two
+ * A block has one multiprocessor and goes from tile to tile of 128 rows by 80 gate and the same 80 up columns. Two
  * blocks in a cluster have rows below each other: each loads its own rows of x and half of the weights, gate or up, for
- * both. One warp loads; two groups of four warps multiply 64 rows each, in one chain of additions over all terms; they
- * round their sums to bf16 and hand them over in shared memory, a square of 64 rows and 64 gate and 64 up columns at a
- * time; three warps have the copy engine store a square and make codes of it, while the next tile is multiplied. What
- * the last tile leaves is shared out between the warps that multiplied. */
+ * both. One warp loads. Two groups of four warps take every other tile: while one multiplies, in one chain of additions
+ * over all terms, the other rounds its sums to bf16, makes codes of them while they are in its registers, and has the
+ * copy engine store them, 64 rows at a time. What lies beyond the last row or column is computed and not stored. */
 #ifndef QE_CUDA_LINEAR_SWIGLU_CUH
 #define QE_CUDA_LINEAR_SWIGLU_CUH
 
@@ -16,29 +15,34 @@ namespace linear_swiglu {
 
 using namespace sm90;
 
-constexpr uint32_t CLUSTER = 2;                             /* blocks */
-constexpr uint32_t ROWS = 128, COLUMNS = 128, TERMS = 128;  /* of a tile: rows, gate columns; of a stage */
-constexpr uint32_t GROUP_ROWS = 64, GROUPS = 2;             /* that multiply */
-constexpr uint32_t THREADS = (1 + GROUPS) * GROUP_THREADS;  /* the first group loads and writes */
-constexpr uint32_t WRITERS = 3;                             /* warps of it */
-constexpr uint32_t STAGES = 3, STAGE_BYTES = (ROWS + 2 * COLUMNS) * TERMS, OF_X = ROWS * TERMS;
-constexpr uint32_t SQUARES = 4, SQUARE_BYTES = 2 * BOX_BYTES; /* of a tile: part by part, group by group */
-/* Squares in flight have a pair of barriers each: a multiple of the writers and of a tile's squares, so that a thread
- * that waits at one sees all its phases. */
-constexpr uint32_t SLOTS = WRITERS * SQUARES;
-constexpr uint32_t BARRIER_BYTES = 8 * (2 * STAGES + 2 * SLOTS);
+constexpr uint32_t CLUSTER = 2;                            /* blocks */
+constexpr uint32_t ROWS = 2 * HALF_ROWS, TERMS = 128;      /* of a tile; of a stage */
+constexpr uint32_t GROUPS = 2, GROUP_WARPS = GROUP_THREADS / WARP; /* that multiply */
+constexpr uint32_t THREADS = (1 + GROUPS) * GROUP_THREADS; /* the first group loads */
+constexpr uint32_t STAGES = 5, OF_X = ROWS * TERMS, STAGE_BYTES = OF_X + 2 * COLUMNS * TERMS;
+/* Half a tile on its way out: gate and up in boxes of 64 columns and of the 16 behind them, codes by rows and
+ * transposed. Boxes lie in the copy engine's swizzle of their width, 128 and 32 bytes. */
+constexpr uint32_t WIDE = 64, NARROW = COLUMNS - WIDE;
+constexpr uint32_t WIDE_BYTES = HALF_ROWS * WIDE * 2, NARROW_BYTES = HALF_ROWS * NARROW * 2;
+constexpr uint32_t OF_NARROW = 2 * WIDE_BYTES, OF_CODES = OF_NARROW + 2 * NARROW_BYTES;
+constexpr uint32_t OF_TURNED = OF_CODES + CODES_BYTES, OUT_BYTES = OF_TURNED + CODES_BYTES;
+constexpr uint32_t BARRIER_BYTES = 8 * (2 * STAGES + 2 * GROUPS);
 constexpr uint32_t ALIGN_BYTES = 1024; /* the swizzle's */
-constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + STAGES * STAGE_BYTES + SQUARES * SQUARE_BYTES + BARRIER_BYTES;
+constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + STAGES * STAGE_BYTES + OUT_BYTES + BARRIER_BYTES;
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
-/* Of a thread: of the group that loads and writes, of those that multiply; 168 each without a change. */
-constexpr uint32_t WRITER_REGISTERS = 104, MATH_REGISTERS = 200;
+static_assert(NARROW == 16 && OF_NARROW % 256 == 0 && OF_CODES % 128 == 0 && OF_TURNED % 512 == 0, "places of boxes");
+/* Of a thread: of the group that loads, of those that multiply; 168 each without a change. */
+constexpr uint32_t LOADER_REGISTERS = 24, MATH_REGISTERS = 240;
 
 struct job {
-    CUtensorMap x, w, y; /* boxes of 128 rows, 128 rows, 64 rows and 64 columns */
+    CUtensorMap x, w;                  /* boxes of 128 rows, 80 rows */
+    CUtensorMap wide, narrow;          /* y as [rows, 2, columns]: 64 rows */
+    CUtensorMap codes, turned;         /* boxes of 64 rows by 80 columns, and of 80 by 64 */
+    uint32_t has_codes, has_turned;
     const float *x_scale, *w_scale;
     scaling scale;
     tensor_words words;
-    code_planes planes;
+    uint32_t columns;             /* of gate */
     uint32_t down, across, steps; /* tiles of a cluster, stages of a tile */
     uint32_t band;                /* tiles that are gone through from top to bottom before the next column */
 };
@@ -47,21 +51,18 @@ struct place {
     uint32_t row, column;
 };
 
-/* Where a block is in its work. */
-struct walk {
-    uint32_t index, stride, tiles;
-
-    METHOD explicit walk(const job &j)
-        : index(blockIdx.x / CLUSTER), stride(gridDim.x / CLUSTER), tiles(j.down * j.across) {}
-    METHOD bool is_last() const {
-        return index + stride >= tiles;
-    }
-    METHOD place here(const job &j) const {
-        const uint32_t panel = index / (j.band * j.across), within = index % (j.band * j.across);
-        const uint32_t left = j.down - panel * j.band, high = left < j.band ? left : j.band;
-        return place{((panel * j.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
-    }
-};
+DEVICE uint32_t tiles_of(const job &j) {
+    return j.down * j.across;
+}
+/* Of this block's tile number `number`, from 0. */
+DEVICE uint32_t tile_index(uint32_t number) {
+    return blockIdx.x / CLUSTER + number * (gridDim.x / CLUSTER);
+}
+DEVICE place tile_place(const job &j, uint32_t index) {
+    const uint32_t panel = index / (j.band * j.across), within = index % (j.band * j.across);
+    const uint32_t left = j.down - panel * j.band, high = left < j.band ? left : j.band;
+    return place{((panel * j.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
+}
 
 /* What a block has in shared memory. */
 struct memory {
@@ -76,47 +77,36 @@ struct memory {
     METHOD uint32_t stage(uint32_t i) const {
         return base + i * STAGE_BYTES;
     }
-    /* Gate, then up. */
-    METHOD uint32_t square(uint32_t number) const {
-        return base + STAGES * STAGE_BYTES + number % SQUARES * SQUARE_BYTES;
+    METHOD uint32_t out() const {
+        return base + STAGES * STAGE_BYTES;
     }
-    /* Of the last tile: where stages were. */
-    METHOD uint32_t last_square(uint32_t number) const {
-        return base + number * SQUARE_BYTES;
-    }
-    METHOD const uint8_t *bytes(uint32_t address) const {
-        return at + (address - base);
+    METHOD uint8_t *out_bytes() const {
+        return at + STAGES * STAGE_BYTES;
     }
     METHOD uint32_t full(uint32_t stage) const {
-        return base + STAGES * STAGE_BYTES + SQUARES * SQUARE_BYTES + 8 * stage;
+        return out() + OUT_BYTES + 8 * stage;
     }
     METHOD uint32_t empty(uint32_t stage) const {
         return full(STAGES + stage);
     }
-    METHOD uint32_t ready(uint32_t square) const {
-        return full(2 * STAGES + square % SLOTS);
+    /* The other group has all its stages; it is done with what goes out. */
+    METHOD uint32_t multiplies(uint32_t group) const {
+        return full(2 * STAGES + group);
     }
-    METHOD uint32_t free(uint32_t square) const {
-        return full(2 * STAGES + SLOTS + square % SLOTS);
+    METHOD uint32_t stores(uint32_t group) const {
+        return full(2 * STAGES + GROUPS + group);
     }
 };
-
-DEVICE uint32_t parity_of(uint32_t square) {
-    return square / SLOTS & 1;
-}
-DEVICE uint32_t square_number(uint32_t use, uint32_t part, uint32_t group) {
-    return use * SQUARES + part * GROUPS + group;
-}
 
 DEVICE void barriers_begin(const memory &m) {
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; ++i) {
             barrier_init(m.full(i), 1);
-            barrier_init(m.empty(i), CLUSTER * GROUPS * (GROUP_THREADS / WARP));
+            barrier_init(m.empty(i), CLUSTER * GROUP_WARPS);
         }
-        for (uint32_t i = 0; i < SLOTS; ++i) {
-            barrier_init(m.ready(i), GROUP_THREADS / WARP);
-            barrier_init(m.free(i), 1);
+        for (uint32_t i = 0; i < GROUPS; ++i) {
+            barrier_init(m.multiplies(i), GROUP_WARPS);
+            barrier_init(m.stores(i), 1);
         }
         barriers_publish();
     }
@@ -124,8 +114,10 @@ DEVICE void barriers_begin(const memory &m) {
     cluster_sync();
 }
 
+/* Stage number `number` since the beginning. */
 struct turn {
-    uint32_t stage = 0, parity = 0;
+    uint32_t stage, parity;
+    METHOD explicit turn(uint32_t number) : stage(number % STAGES), parity(number / STAGES & 1) {}
     METHOD void next() {
         if (++stage < STAGES) return;
         stage = 0;
@@ -136,162 +128,139 @@ struct turn {
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */
 
 DEVICE void tiles_load(const job &j, const memory &m) {
-    const uint32_t rank = cluster_rank();
-    turn t;
-    for (walk at(j); at.index < at.tiles; at.index += at.stride) {
-        const place here = at.here(j);
+    const uint32_t rank = cluster_rank(), tiles = tiles_of(j);
+    turn t(0);
+    for (uint32_t number = 0; tile_index(number) < tiles; ++number) {
+        const place here = tile_place(j, tile_index(number));
         for (uint32_t step = 0; step < j.steps; ++step, t.next()) {
             const uint32_t stage = m.stage(t.stage), barrier = m.full(t.stage);
             barrier_wait(m.empty(t.stage), t.parity ^ 1);
             barrier_expect(barrier, STAGE_BYTES);
             box_load(stage, &j.x, step * TERMS, here.row, barrier);
-            box_load_many(stage + OF_X + rank * COLUMNS * TERMS, &j.w, step * TERMS,
-                          here.column + rank * j.planes.columns, barrier, (1 << CLUSTER) - 1);
+            box_load_many(stage + OF_X + rank * COLUMNS * TERMS, &j.w, step * TERMS, here.column + rank * j.columns,
+                          barrier, (1 << CLUSTER) - 1);
         }
     }
-}
-
-/* --- warps that write -------------------------------------------------------------------------------------------- */
-
-DEVICE void square_store(const job &j, uint32_t from, uint32_t row, uint32_t column) {
-    box_store(&j.y, from, column, row);
-    box_store(&j.y, from + BOX_BYTES, column + j.planes.columns, row);
-}
-
-/* Each takes every third square. Those below the last row are let go. */
-DEVICE void squares_write(const job &j, const memory &m, uint32_t writer, uint32_t lane) {
-    const float scale = scale_of(j.scale);
-    const int32_t seen = j.scale.amax ? load_shared_word(j.scale.amax) : 0;
-    float amax = 0.0f;
-    for (uint32_t square = writer;; square += WRITERS) {
-        walk at(j);
-        at.index += square / SQUARES * at.stride;
-        if (at.index >= at.tiles || at.is_last()) break;
-        const place here = at.here(j);
-        const uint32_t row = here.row + square % GROUPS * GROUP_ROWS, from = m.square(square);
-        const uint32_t column = here.column + square % SQUARES / GROUPS * BOX_COLUMNS;
-        const bool is_inside = row < j.planes.rows;
-        lane_codes<4> codes(lane);
-        barrier_wait(m.ready(square), parity_of(square));
-        if (is_inside && lane == 0) {
-            square_store(j, from, row, column);
-            stores_commit();
-        }
-        warp_barrier(0xFFFFFFFFu);
-        if (is_inside) amax = codes.make(j.planes, m.bytes(from), row, column, scale, amax);
-        warp_barrier(0xFFFFFFFFu);
-        if (lane == 0) {
-            stores_wait_read();
-            barrier_arrive(m.free(square));
-        }
-        if (is_inside) codes.store(j.planes, row, column);
-        warp_barrier(0xFFFFFFFFu);
-    }
-    record_amax(j.scale.amax, amax, seen);
-    if (lane == 0) stores_wait();
 }
 
 /* --- groups that multiply ---------------------------------------------------------------------------------------- */
 
-/* One of them: its sums of 64 rows, the gate columns first. */
+/* One of them; its sums of a tile's upper and lower 64 rows, the gate columns first. */
 struct math {
     const job &j;
     const memory &m;
     const uint32_t group, warp, lane;
-    turn ahead, behind; /* the stage that comes next, the last one that is still read */
-    float sums[2 * COLUMNS / 2];
+    float upper[COLUMNS], lower[COLUMNS];
+    float amax;
 
     METHOD math(const job &j_, const memory &m_, uint32_t group_, uint32_t warp_, uint32_t lane_)
-        : j(j_), m(m_), group(group_), warp(warp_), lane(lane_) {}
+        : j(j_), m(m_), group(group_), warp(warp_), lane(lane_), amax(0.0f) {}
 
-    METHOD void release() {
+    METHOD void release(turn &behind) const {
         if (lane < CLUSTER) barrier_arrive_at(m.empty(behind.stage), lane);
         behind.next();
     }
 
-    METHOD void multiply() {
+    /* Groups take turns at stages, tile by tile: who waited for a stage before its turn could take the phase before the
+     * last for its own. use: tiles of this group before. */
+    METHOD void multiply(uint32_t use) {
+        turn ahead((GROUPS * use + group) * j.steps), behind = ahead;
+        if (group + use > 0) barrier_wait(m.multiplies(group), (use + group + 1) & 1);
 #pragma unroll 1
         for (uint32_t step = 0; step < j.steps; ++step) {
             barrier_wait(m.full(ahead.stage), ahead.parity);
             const uint32_t stage = m.stage(ahead.stage);
-            const uint64_t x = operand(stage + group * GROUP_ROWS * TERMS), w = operand(stage + OF_X);
+            const uint64_t x = operand(stage), below = operand(stage + HALF_ROWS * TERMS), w = operand(stage + OF_X);
             mma_fence();
 #pragma unroll
-            for (uint32_t k = 0; k < TERMS / 32; ++k) mma_e4m3(sums, x + 2 * k, w + 2 * k, step + k > 0);
+            for (uint32_t k = 0; k < TERMS / 32; ++k) {
+                mma_e4m3(upper, x + 2 * k, w + 2 * k, step + k > 0);
+                mma_e4m3(lower, below + 2 * k, w + 2 * k, step + k > 0);
+            }
             mma_commit();
             ahead.next();
             if (step == 0) continue;
             mma_wait<1>();
-            release();
+            release(behind);
         }
+        warp_barrier(0xFFFFFFFFu);
+        if (lane == 0) barrier_arrive(m.multiplies(group ^ 1));
         mma_wait<0>();
-        registers_pin(sums);
-        release();
+        registers_pin(upper);
+        registers_pin(lower);
+        release(behind);
     }
 
-    /* Rounds the sums of 64 gate and 64 up columns as cuBLASLt does, and lays them where a square is. */
-    METHOD void lay(uint32_t part, float alpha, uint32_t square) const {
-        const uint32_t row_at = square + (warp * 16 + lane % 16) * BOX_ROW_BYTES, chunk = lane / 16 ^ lane % 8;
+    /* Where a lane's row of 16 bytes goes that has columns `column` to `column` + 15 beside its neighbour. */
+    METHOD uint32_t square_place(uint32_t column) const {
+        const uint32_t row = warp * 16 + lane % 16, beside = lane / 16;
+        if (column < WIDE) return m.out() + row * WIDE * 2 + (((column / 8 + beside) ^ row % 8) << 4);
+        return m.out() + OF_NARROW + row * NARROW * 2 + (((column - WIDE) / 8 + beside) ^ row / 4 % 2) * 16;
+    }
+
+    /* Rounds half of the sums as cuBLASLt does and makes codes of them. */
+    METHOD void half_make(const float (&sums)[COLUMNS], const place &here, float alpha, float scale) {
+        const lane_of_sums at(warp, lane);
 #pragma unroll
-        for (uint32_t of = 0; of < 2; ++of)
+        for (uint32_t column = 0; column < COLUMNS; column += 16) {
+            const float *gate = sums + column / 2, *up = sums + COLUMNS / 2 + column / 2;
+            quad of;
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
-                const float *s = sums + of * 64 + part * 32 + i * 8;
-                uint32_t pairs[4];
-#pragma unroll
-                for (uint32_t k = 0; k < 4; ++k)
-                    pairs[k] = round_bf16_pair(mul(s[2 * k], alpha), mul(s[2 * k + 1], alpha));
-                squares_store(row_at + of * BOX_BYTES + ((chunk ^ 2 * i) << 4), pairs);
+                of.gate[i] = round_bf16_pair(mul(gate[2 * i], alpha), mul(gate[2 * i + 1], alpha));
+                of.up[i] = round_bf16_pair(mul(up[2 * i], alpha), mul(up[2 * i + 1], alpha));
             }
+            const uint32_t to = square_place(column);
+            squares_store(to, of.gate);
+            squares_store(to + (column < WIDE ? WIDE_BYTES : NARROW_BYTES), of.up);
+            amax = codes_make(at, of, column, here.column + column < j.columns, scale, amax,
+                              m.out_bytes() + OF_CODES, m.out_bytes() + OF_TURNED);
+        }
         shared_publish();
     }
 
-    METHOD void hand_over(uint32_t use, float alpha) const {
+    /* By one thread. What is outside of a tensor is not written. Ensures: shared memory may be written again. */
+    METHOD void half_store(uint32_t row, uint32_t column) const {
+        const uint32_t out = m.out();
 #pragma unroll
-        for (uint32_t part = 0; part < 2; ++part) {
-            const uint32_t square = square_number(use, part, group);
-            if (use > 0) barrier_wait(m.free(square - SQUARES), parity_of(square - SQUARES));
-            lay(part, alpha, m.square(square));
-            warp_barrier(0xFFFFFFFFu);
-            if (lane == 0) barrier_arrive(m.ready(square));
+        for (uint32_t of = 0; of < 2; ++of) {
+            box_store(&j.wide, out + of * WIDE_BYTES, column, of, row);
+            box_store(&j.narrow, out + OF_NARROW + of * NARROW_BYTES, column + WIDE, of, row);
         }
+        if (j.has_codes) box_store(&j.codes, out + OF_CODES, column, row);
+        if (j.has_turned) box_store(&j.turned, out + OF_TURNED, row, column);
+        stores_commit();
+        stores_wait_read();
     }
 
-    /* Nothing comes behind it: four warps have half a square each. */
-    METHOD void finish(const place &here, float alpha) const {
-        const uint32_t row = here.row + group * GROUP_ROWS, part = warp / 2, below = warp % 2 * 32;
-        threads_sync(1, GROUPS * GROUP_THREADS); /* the other group has read its last stage too */
-        lay(0, alpha, m.last_square(group));
-        lay(1, alpha, m.last_square(GROUPS + group));
-        threads_sync(2 + group, GROUP_THREADS);
-        if (row >= j.planes.rows) return;
+    /* Groups take turns at what goes out, too. */
+    METHOD void write(uint32_t use, const place &here, float alpha, float scale) {
         const bool sends = warp == 0 && lane == 0;
+        if (group + use > 0) barrier_wait(m.stores(group ^ 1), (use + group + 1) & 1);
+        half_make(upper, here, alpha, scale);
+        threads_sync(1 + group, GROUP_THREADS);
+        if (sends) half_store(here.row, here.column);
+        threads_sync(1 + group, GROUP_THREADS);
+        half_make(lower, here, alpha, scale);
+        threads_sync(1 + group, GROUP_THREADS);
         if (sends) {
-            square_store(j, m.last_square(group), row, here.column);
-            square_store(j, m.last_square(GROUPS + group), row, here.column + BOX_COLUMNS);
-            stores_commit();
+            half_store(here.row + HALF_ROWS, here.column);
+            barrier_arrive(m.stores(group));
         }
         warp_barrier(0xFFFFFFFFu);
-        const int32_t seen = j.scale.amax ? load_shared_word(j.scale.amax) : 0;
-        const uint8_t *gate = m.bytes(m.last_square(part * GROUPS + group)) + below * BOX_ROW_BYTES;
-        lane_codes<2> codes(lane);
-        const float amax = codes.make(j.planes, gate, row + below, here.column + part * BOX_COLUMNS,
-                                      scale_of(j.scale), 0.0f);
-        codes.store(j.planes, row + below, here.column + part * BOX_COLUMNS);
-        record_amax(j.scale.amax, amax, seen);
-        if (sends) stores_wait();
     }
 
     METHOD void run() {
-        const float alpha = mul(*j.x_scale, *j.w_scale);
-        uint32_t use = 0;
-        for (walk at(j); at.index < at.tiles; at.index += at.stride, ++use) {
-            multiply();
-            if (at.is_last())
-                finish(at.here(j), alpha);
-            else
-                hand_over(use, alpha);
+        const float alpha = mul(*j.x_scale, *j.w_scale), scale = scale_of(j.scale);
+        const int32_t seen = j.scale.amax ? load_shared_word(j.scale.amax) : 0;
+        const uint32_t tiles = tiles_of(j);
+        for (uint32_t use = 0; tile_index(GROUPS * use + group) < tiles; ++use) {
+            multiply(use);
+            write(use, tile_place(j, tile_index(GROUPS * use + group)), alpha, scale);
         }
+        record_amax(j.scale.amax, amax, seen);
+        if (warp == 0 && lane == 0) stores_wait();
+        warp_barrier(0xFFFFFFFFu);
     }
 };
 
@@ -300,18 +269,14 @@ KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) 
     const memory m(shared_raw);
     const uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
     barriers_begin(m);
-    if (warp < GROUP_THREADS / WARP) {
-        registers_lower<WRITER_REGISTERS>();
-        if (warp > 0)
-            squares_write(j, m, warp - 1, lane);
-        else if (lane == 0)
-            tiles_load(j, m);
+    if (warp < GROUP_WARPS) {
+        registers_lower<LOADER_REGISTERS>();
+        if (threadIdx.x == 0) tiles_load(j, m);
         if (blockIdx.x == 0 && threadIdx.x == 0) write_words(j.words, scale_of(j.scale));
         warp_barrier(0xFFFFFFFFu);
     } else {
         registers_raise<MATH_REGISTERS>();
-        math(j, m, warp / 4 - 1, warp % 4, lane).run();
-        warp_barrier(0xFFFFFFFFu);
+        math(j, m, warp / GROUP_WARPS - 1, warp % GROUP_WARPS, lane).run();
     }
     cluster_sync(); /* a block that is gone has no barriers to arrive at */
 }

@@ -1,5 +1,5 @@
-/* linear_swiglu_codes.cuh - from bf16 gate and up in shared memory to swiglu's codes by rows and transposed: what a
- * warp does with a square of 64 columns. Plain C++ over device.cuh, lane by lane, so tests/cuda/emulated can run it. */
+/* linear_swiglu_codes.cuh - from gate and up, as a warp has them in registers behind a product, to swiglu's codes by
+ * rows and transposed in shared memory. Plain C++ over device.cuh, so tests/cuda/emulated can run it. */
 #ifndef QE_CUDA_LINEAR_SWIGLU_CODES_CUH
 #define QE_CUDA_LINEAR_SWIGLU_CODES_CUH
 
@@ -7,102 +7,75 @@
 
 namespace linear_swiglu {
 
-/* 64 rows of 64 bf16: rows of 128 bytes in the copy engine's 128-byte swizzle. */
-constexpr uint32_t BOX_COLUMNS = 64, BOX_ROW_BYTES = 128, BOX_BYTES = 8192;
+constexpr uint32_t COLUMNS = 80;   /* of gate, and of up, of a tile */
+constexpr uint32_t HALF_ROWS = 64; /* that are made at a time: four warps have 16 each */
 
-/* One lane's part of 16 GROUPS rows: 4 GROUPS rows of eight columns. Two lanes stand side by side, four below each
- * other, then come the next two: so of the transposed plane, whole sectors of 32 bytes are stored. Lanes that stand
- * lower go through their rows in another order, so that no two of the eight that read together meet in a bank. */
-template <uint32_t GROUPS>
-struct lane_codes {
-    static constexpr uint32_t ROWS = 4 * GROUPS;
-    uint32_t words[8][GROUPS]; /* four rows of a column each, in the order that this lane had them */
-    uint32_t across, below;
+/* Codes of half a tile: by rows, and transposed as the copy engine's 64-byte swizzle has them. */
+constexpr uint32_t CODES_BYTES = HALF_ROWS * COLUMNS;
 
-    METHOD explicit lane_codes(uint32_t lane) : across(lane % 2 + lane / 8 * 2), below(lane / 2 % 4) {}
-
-    /* Rows change places by an exclusive or: within a group of four (2), and groups among each other (4). */
-    METHOD uint32_t turned(uint32_t i) const {
-        return i ^ 2 * below;
-    }
-    METHOD bool turns_within() const {
-        return (below & 1) != 0;
-    }
-    METHOD bool turns_groups() const {
-        return (below & 2) != 0;
-    }
-
-    /* Of this lane's row number i: where its eight columns are in a box. */
-    METHOD uint32_t place(uint32_t i) const {
-        const uint32_t r = below * ROWS + turned(i);
-        return r * BOX_ROW_BYTES + ((across ^ (r & 7)) << 4);
-    }
-    METHOD swiglu_source::raw load(const uint8_t *gate, uint32_t i) const {
-        const uint32_t at = place(i);
-        return swiglu_source::raw{*reinterpret_cast<const uint4 *>(gate + at),
-                                  *reinterpret_cast<const uint4 *>(gate + BOX_BYTES + at)};
-    }
-
-    METHOD void put(uint32_t group, const uint32_t (*four)[2]) {
-        const uint32_t first = turns_within() ? 0x1054 : 0x5410, second = turns_within() ? 0x3276 : 0x7632;
-#pragma unroll
-        for (uint32_t k = 0; k < 2; ++k) {
-            const uint32_t ab_low = bytes_of(four[0][k], four[1][k], 0x5140);
-            const uint32_t ab_high = bytes_of(four[0][k], four[1][k], 0x7362);
-            const uint32_t cd_low = bytes_of(four[2][k], four[3][k], 0x5140);
-            const uint32_t cd_high = bytes_of(four[2][k], four[3][k], 0x7362);
-            words[4 * k][group] = bytes_of(ab_low, cd_low, first);
-            words[4 * k + 1][group] = bytes_of(ab_low, cd_low, second);
-            words[4 * k + 2][group] = bytes_of(ab_high, cd_high, first);
-            words[4 * k + 3][group] = bytes_of(ab_high, cd_high, second);
-        }
-    }
-
-    /* gate, and up behind it: the boxes from the first of these rows on. row, column: of the planes, where the square
-     * begins. Stores codes by rows; returns the amax. */
-    METHOD float make(const code_planes &planes, const uint8_t *gate, uint32_t row, uint32_t column, float scale,
-                      float amax) {
-        const swiglu_source source = {};
-#pragma unroll
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            swiglu_source::raw raw[4];
-            uint32_t four[4][2];
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) raw[i] = load(gate, group * 4 + i);
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) {
-                float v[1][8];
-                source.values(no_constant(), raw[i], 0, 0, v);
-                amax = amax_of8(amax, v[0]);
-                four[i][0] = encode4<QE_FORMAT_E4M3>(v[0], scale);
-                four[i][1] = encode4<QE_FORMAT_E4M3>(v[0] + 4, scale);
-                if (planes.by_rows)
-                    store_row_codes<true>(planes, row + below * ROWS + turned(group * 4 + i), column + across * 8,
-                                          four[i]);
-            }
-            put(group, four);
-        }
-        return amax;
-    }
-
-    /* The transposed plane. */
-    METHOD void store(const code_planes &planes, uint32_t row, uint32_t column) const {
-        if (planes.by_columns == nullptr) return;
-        const bool turns = turns_groups();
-#pragma unroll
-        for (uint32_t i = 0; i < 8; ++i) {
-            uint8_t *at = planes.by_columns + static_cast<size_t>(column + across * 8 + i) * planes.rows + row +
-                          below * ROWS;
-            const uint2 low = turns ? make_uint2(words[i][1], words[i][0]) : make_uint2(words[i][0], words[i][1]);
-            if constexpr (GROUPS == 4) {
-                const uint2 high = turns ? make_uint2(words[i][3], words[i][2]) : make_uint2(words[i][2], words[i][3]);
-                store_late(at, make_uint4(low.x, low.y, high.x, high.y));
-            } else {
-                store_late(at, low);
-            }
-        }
-    }
+/* A lane's place in a product's sums: of every eight columns it has two, `pair` and the next, in two rows, `row` and
+ * the eighth below. */
+struct lane_of_sums {
+    uint32_t warp, row, pair;
+    METHOD lane_of_sums(uint32_t warp_, uint32_t lane) : warp(warp_), row(lane / 4), pair(lane % 4) {}
 };
+
+/* What a lane has of sixteen columns: gate and up as bf16 pairs; first columns 2 pair and the next, rows `row` and
+ * row + 8, then the same eight columns on. */
+struct quad {
+    uint32_t gate[4], up[4];
+};
+
+DEVICE uint32_t exchanged(uint32_t word, int mask) {
+    return bits_of(shuffle_xor(float_of(word), mask));
+}
+
+/* upper, lower: codes of row `row` and of the eighth below, of two columns and of the two eight columns on. Four lanes
+ * whose rows follow one another change what they have, so that each has four rows of two columns, eight apart:
+ * words_out. All lanes of a warp call it. */
+DEVICE void codes_turn(const lane_of_sums &lane, uint32_t upper, uint32_t lower, uint32_t *words_out) {
+    const bool is_odd = lane.row & 1, is_high = lane.row & 2;
+    /* Rows with the next one: even lanes of the upper eight, odd ones of the lower. */
+    const uint32_t kept = is_odd ? lower : upper, got = exchanged(is_odd ? upper : lower, 4);
+    const uint32_t first = is_odd ? got : kept, second = is_odd ? kept : got;
+    const uint32_t near = bytes_of(first, second, 0x5140), far = bytes_of(first, second, 0x7362);
+    /* Two rows with the next two: of the first column of each pair, or of the second. */
+    const uint32_t left = bytes_of(near, far, 0x5410), right = bytes_of(near, far, 0x7632);
+    const uint32_t own = is_high ? right : left, other = exchanged(is_high ? left : right, 8);
+    words_out[0] = bytes_of(is_high ? other : own, is_high ? own : other, 0x5410);
+    words_out[1] = bytes_of(is_high ? other : own, is_high ? own : other, 0x7632);
+}
+
+/* Where codes_turn's first word goes; the second one eight columns on. No two lanes of a warp meet in a bank. */
+DEVICE uint32_t turned_place(const lane_of_sums &lane, uint32_t column) {
+    const uint32_t own = column + 2 * lane.pair + (lane.row >> 1 & 1);
+    return own * HALF_ROWS + ((lane.warp ^ lane.pair) << 4) + 8 * (lane.row & 1) + 4 * (lane.row >> 2);
+}
+
+/* Sixteen columns from `column` on. is_inside: they are columns of the result. Returns the amax. */
+DEVICE float codes_make(const lane_of_sums &lane, const quad &of, uint32_t column, bool is_inside, float scale,
+                        float amax, uint8_t *by_rows, uint8_t *turned) {
+    uint32_t codes[2], words[2];
+#pragma unroll
+    for (uint32_t below = 0; below < 2; ++below) {
+        float v[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t gate = of.gate[2 * i + below], up = of.up[2 * i + below];
+            v[2 * i] = swiglu(low_bf16(gate), low_bf16(up));
+            v[2 * i + 1] = swiglu(high_bf16(gate), high_bf16(up));
+            if (is_inside) amax = larger(larger(amax, magnitude(v[2 * i])), magnitude(v[2 * i + 1]));
+        }
+        codes[below] = encode4<QE_FORMAT_E4M3>(v, scale);
+        uint8_t *at = by_rows + (lane.warp * 16 + lane.row + below * 8) * COLUMNS + column + 2 * lane.pair;
+        *reinterpret_cast<uint16_t *>(at) = static_cast<uint16_t>(codes[below]);
+        *reinterpret_cast<uint16_t *>(at + 8) = static_cast<uint16_t>(codes[below] >> 16);
+    }
+    codes_turn(lane, codes[0], codes[1], words);
+    *reinterpret_cast<uint32_t *>(turned + turned_place(lane, column)) = words[0];
+    *reinterpret_cast<uint32_t *>(turned + turned_place(lane, column + 8)) = words[1];
+    return amax;
+}
 
 } // namespace linear_swiglu
 

@@ -64,6 +64,11 @@ DEVICE void box_store(const CUtensorMap *map, uint32_t from, uint32_t column, ui
                  "r"(column), "r"(row), "r"(from)
                  : "memory");
 }
+DEVICE void box_store(const CUtensorMap *map, uint32_t from, uint32_t column, uint32_t plane, uint32_t row) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(column), "r"(plane), "r"(row), "r"(from)
+                 : "memory");
+}
 /* What this thread stored until here is one group of stores. */
 DEVICE void stores_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -83,17 +88,13 @@ DEVICE uint64_t operand(uint32_t at) {
     return static_cast<uint64_t>(at >> 4 | 1u << 16) | static_cast<uint64_t>(1024u >> 4 | 1u << 30) << 32;
 }
 
-#define NAMES_128                                                                                             \
-    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, " \
-             "%83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, " \
-             "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, " \
-             "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NAMES_80 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
-/* sums [64, 256] (+)= first [64, 32] second [256, 32]' of E4M3. */
-DEVICE void mma_e4m3(float (&s)[128], uint64_t first, uint64_t second, bool adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" NAMES_128 "}, %128, %129, p, 1, 1;\n}"
-                 : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64), SUMS_32(s, 96)
+/* sums [64, 160] (+)= first [64, 32] second [160, 32]' of E4M3. */
+DEVICE void mma_e4m3(float (&s)[80], uint64_t first, uint64_t second, bool adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 {" NAMES_80 "}, %80, %81, p, 1, 1;\n}"
+                 : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_8(s, 64), SUMS_8(s, 72)
                  : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
 }
 
