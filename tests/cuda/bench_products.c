@@ -90,7 +90,7 @@ bench bench_attention_open(bench *b, const qe_op *op, qe_attention_algorithm alg
     bench with = *b;
     qe_cuda_choice choice;
     qe_error error = {0};
-    qe_attention_choice_make(&op->args.attention_backward, algorithm, &choice);
+    qe_attention_choice_make(op, algorithm, &choice);
     with.failures = 0;
     with.attention = NULL;
     if (qe_cuda_attention_create(b->stream, &with.attention, &error) == QE_OK &&

@@ -188,13 +188,21 @@ static uint16_t *bits_of(const runner *r, const qe_op *op, void *result, uint64_
     return once;
 }
 
-static void forward_check(const runner *r, const world *w) {
-    const qe_op op = forward_op(w);
-    if (!bench_prepare(r, &op)) return;
-    uint16_t *got = bits_of(r, &op, w->d_out, 2 * w->rows * w->out_row, 1);
+static void forward_judge(const runner *r, const world *w, const qe_op *op) {
+    if (!bench_prepare(r, op)) return;
+    uint16_t *got = bits_of(r, op, w->d_out, 2 * w->rows * w->out_row, 1);
     columns_judge(r->b, "out", got, w->out, w->rows, w->out_row, 0, w->out_row);
     lse_judge(r->b, w);
     free(got);
+}
+
+static void forward_check(bench *b, const world *w, qe_attention_algorithm algorithm) {
+    const qe_op op = forward_op(w);
+    bench with = bench_attention_open(b, &op, algorithm);
+    const runner r = {&with, NULL, 0, NULL};
+    printf("   forward, %s\n", algorithm == QE_ATTENTION_OWN ? "ours" : "cuDNN's");
+    if (with.attention) forward_judge(&r, w, &op);
+    bench_attention_close(b, &with);
 }
 
 static void backward_judge(const runner *r, const world *w, int deterministic) {
@@ -244,11 +252,11 @@ static void nan_check(bench *b, const world *w) {
 
 /* Both algorithms where ours takes the shape. */
 static void case_check(bench *b, const world *w) {
-    const runner r = {b, NULL, 0, NULL};
-    forward_check(&r, w);
+    forward_check(b, w, QE_ATTENTION_CUDNN);
     backward_check(b, w, QE_ATTENTION_CUDNN, 1);
     backward_check(b, w, QE_ATTENTION_CUDNN, 0);
     if (w->head_dim != 64 && w->head_dim != 128) return;
+    forward_check(b, w, QE_ATTENTION_OWN);
     backward_check(b, w, QE_ATTENTION_OWN, 1);
     nan_check(b, w);
 }

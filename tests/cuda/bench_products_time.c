@@ -251,12 +251,14 @@ static void attention_time(const runner *r, const char *name, const qe_op *ops, 
 
 static const struct {
     const char *name;
-    int deterministic;
+    int backward, deterministic;
     qe_attention_algorithm algorithm;
-} backwards[] = {{"backward, cuDNN's", 1, QE_ATTENTION_CUDNN},
-                 {"cuDNN's, any order", 0, QE_ATTENTION_CUDNN},
-                 {"backward, ours", 1, QE_ATTENTION_OWN}};
-enum { BACKWARDS = sizeof backwards / sizeof backwards[0] };
+} attentions[] = {{"forward, cuDNN's", 0, 1, QE_ATTENTION_CUDNN},
+                  {"forward, ours", 0, 1, QE_ATTENTION_OWN},
+                  {"backward, cuDNN's", 1, 1, QE_ATTENTION_CUDNN},
+                  {"cuDNN's, any order", 1, 0, QE_ATTENTION_CUDNN},
+                  {"backward, ours", 1, 1, QE_ATTENTION_OWN}};
+enum { ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 static void attention_shape_time(bench *b, const bench_shape *s) {
     const uint64_t t = s->tokens, row = (uint64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
@@ -264,20 +266,19 @@ static void attention_shape_time(bench *b, const bench_shape *s) {
     const part parts[] = {{QE_FORMAT_BF16, t * row}, {QE_FORMAT_BF16, t * wide}, {QE_FORMAT_FP32, t * s->heads},
                           {QE_FORMAT_BF16, t * wide}, {QE_FORMAT_BF16, t * row}};
     const double operations = 2.0 * (double)t * (double)t * (double)wide; /* causal: half of 4 */
-    const runner r = {b, NULL, 0, NULL};
     qe_op ops[SETS_MAX];
     rotation data;
     printf("attention of %s\n", s->name);
     if (rotation_init(b, &data, parts, sizeof parts / sizeof parts[0])) {
-        for (uint32_t i = 0; i < data.sets; ++i) ops[i] = attention_op(s, data.at[i]);
-        attention_time(&r, "forward", ops, data.sets, operations);
-        for (int way = 0; way < BACKWARDS; ++way) {
+        for (int way = 0; way < ATTENTIONS; ++way) {
+            const int backward = attentions[way].backward;
             for (uint32_t i = 0; i < data.sets; ++i)
-                ops[i] = attention_backward_op(s, data.at[i], backwards[way].deterministic);
-            bench with = bench_attention_open(b, &ops[0], backwards[way].algorithm);
+                ops[i] = backward ? attention_backward_op(s, data.at[i], attentions[way].deterministic)
+                                  : attention_op(s, data.at[i]);
+            bench with = bench_attention_open(b, &ops[0], attentions[way].algorithm);
             const runner chosen = {&with, NULL, 0, NULL};
             if (with.attention)
-                attention_time(&chosen, backwards[way].name, ops, data.sets, 2.5 * operations);
+                attention_time(&chosen, attentions[way].name, ops, data.sets, (backward ? 2.5 : 1.0) * operations);
             bench_attention_close(b, &with);
         }
     }

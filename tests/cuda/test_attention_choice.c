@@ -1,4 +1,4 @@
-/* test_attention_choice.c - which of cuDNN's backward of attention and ours is run: chosen by a race, written to the
+/* test_attention_choice.c - which of cuDNN's attention and ours is run: chosen by a race, written to the
  * file of choices, honoured when it is read again, and refused where it cannot be.
  *
  *   test_attention_choice   exit status 0, 1 when something does not hold, 77 where there is no GPU or no cuDNN */
@@ -45,29 +45,45 @@ static qe_op backward(uint32_t heads, uint32_t head_dim, int deterministic) {
     return op;
 }
 
+static qe_op forward(uint32_t heads, uint32_t head_dim) {
+    qe_op op = {.kind = QE_OP_ATTENTION};
+    op.args.attention.sequences = 1;
+    op.args.attention.sequence = 512;
+    op.args.attention.heads = heads;
+    op.args.attention.kv_heads = 2;
+    op.args.attention.head_dim = head_dim;
+    op.args.attention.deterministic = 1;
+    return op;
+}
+
 static qe_attention_algorithm algorithm_of(const qe_cuda_attention *attention, uint32_t index, uint32_t count) {
     const qe_cuda_choice *choices;
-    qe_args_attention_backward args;
+    qe_op op;
     qe_attention_algorithm algorithm = QE_ATTENTION_CUDNN;
     assert_int_equal(qe_cuda_attention_choices(attention, &choices), count);
-    assert_int_equal(qe_attention_choice_parse(&choices[index], &args, &algorithm, NULL), QE_OK);
+    assert_int_equal(qe_attention_choice_parse(&choices[index], &op, &algorithm, NULL), QE_OK);
     return algorithm;
 }
 
 /* Untuned: ours in a fixed order, cuDNN's in any. */
 static void without_a_race_ours_is_taken_where_the_order_is_fixed(void) {
-    const qe_op fixed = backward(4, 128, 1), any = backward(4, 128, 0);
+    const qe_op fixed = backward(4, 128, 1), any = backward(4, 128, 0), ahead = forward(4, 128), odd = forward(4, 96);
     const pair p = pair_open();
     assert_int_equal(qe_cuda_attention_prepare(p.attention, &fixed, 0, NULL), QE_OK);
     assert_int_equal(qe_cuda_attention_prepare(p.attention, &any, 0, NULL), QE_OK);
-    assert_int_equal(algorithm_of(p.attention, 0, 2), QE_ATTENTION_OWN);
-    assert_int_equal(algorithm_of(p.attention, 1, 2), QE_ATTENTION_CUDNN);
+    assert_int_equal(qe_cuda_attention_prepare(p.attention, &ahead, 0, NULL), QE_OK);
+    assert_int_equal(qe_cuda_attention_prepare(p.attention, &odd, 0, NULL), QE_OK);
+    assert_int_equal(algorithm_of(p.attention, 0, 4), QE_ATTENTION_OWN);
+    assert_int_equal(algorithm_of(p.attention, 1, 4), QE_ATTENTION_CUDNN);
+    assert_int_equal(algorithm_of(p.attention, 2, 4), QE_ATTENTION_OWN);
+    assert_int_equal(algorithm_of(p.attention, 3, 4), QE_ATTENTION_CUDNN);
     pair_close(&p);
 }
 
 /* A race is run once per shape; heads that ours does not take are cuDNN's. */
 static void a_race_chooses_once_and_is_written(const char *path) {
-    const qe_op shapes[] = {backward(4, 128, 1), backward(8, 64, 1), backward(4, 128, 0), backward(4, 32, 1)};
+    const qe_op shapes[] = {backward(4, 128, 1), backward(8, 64, 1), backward(4, 128, 0),
+                            forward(4, 128),     forward(8, 64),     backward(4, 32, 1)};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     const pair p = pair_open();
     for (int again = 0; again < 2; again++)
@@ -75,18 +91,18 @@ static void a_race_chooses_once_and_is_written(const char *path) {
             assert_int_equal(qe_cuda_attention_prepare(p.attention, &shapes[i], 1, NULL), QE_OK);
     assert_int_equal(algorithm_of(p.attention, SHAPES - 1, SHAPES), QE_ATTENTION_CUDNN);
     assert_int_equal(qe_cuda_choices_write(p.gemm, p.attention, path, NULL), QE_OK);
+    const qe_cuda_choice *choices;
+    assert_int_equal(qe_cuda_attention_choices(p.attention, &choices), SHAPES);
     for (uint32_t i = 0; i < SHAPES; i++)
-        printf("  %u elements, %s: %s\n", shapes[i].args.attention_backward.head_dim,
-               shapes[i].args.attention_backward.deterministic ? "fixed" : "any order",
+        printf("  %s: %s\n", choices[i].key,
                algorithm_of(p.attention, i, SHAPES) == QE_ATTENTION_OWN ? "ours" : "cuDNN's");
     pair_close(&p);
 }
 
 /* Whatever the race said: the file's word is taken, with the other algorithm too. */
-static void what_is_written_is_honoured(const char *path, qe_attention_algorithm algorithm) {
-    const qe_op op = backward(4, 128, 1);
+static void what_is_written_is_honoured(const char *path, qe_op op, qe_attention_algorithm algorithm) {
     qe_cuda_choice choice;
-    qe_attention_choice_make(&op.args.attention_backward, algorithm, &choice);
+    qe_attention_choice_make(&op, algorithm, &choice);
     const pair writer = pair_open(), reader = pair_open();
     assert_int_equal(qe_cuda_attention_choose(writer.attention, &choice, NULL), QE_OK);
     assert_int_equal(qe_cuda_attention_prepare(writer.attention, &op, 1, NULL), QE_OK);
@@ -118,7 +134,7 @@ static void what_cannot_be_honoured_is_refused(const char *path) {
     const qe_op op = backward(4, 128, 1);
     const pair busy = pair_open();
     qe_error error = {0};
-    what_is_written_is_honoured(path, QE_ATTENTION_CUDNN);
+    what_is_written_is_honoured(path, op, QE_ATTENTION_CUDNN);
     assert_int_equal(qe_cuda_attention_prepare(busy.attention, &op, 0, NULL), QE_OK); /* ours */
     assert_int_equal(qe_cuda_choices_read(busy.gemm, busy.attention, path, &error), QE_ERROR_CONFIG);
     assert_non_null(strstr(error.message, "another algorithm"));
@@ -127,7 +143,7 @@ static void what_cannot_be_honoured_is_refused(const char *path) {
     static const char *const changes[][2] = {{"ours ", "ours 9"}, {" d128 ", " d136 "}};
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         const pair p = pair_open();
-        what_is_written_is_honoured(path, QE_ATTENTION_OWN);
+        what_is_written_is_honoured(path, op, QE_ATTENTION_OWN);
         text_replace(path, changes[i][0], changes[i][1]);
         assert_int_equal(qe_cuda_choices_read(p.gemm, p.attention, path, &error), QE_ERROR_UNSUPPORTED);
         const qe_cuda_choice *choices;
@@ -156,8 +172,10 @@ int main(void) {
     (void)close(file);
     without_a_race_ours_is_taken_where_the_order_is_fixed();
     a_race_chooses_once_and_is_written(path);
-    what_is_written_is_honoured(path, QE_ATTENTION_CUDNN);
-    what_is_written_is_honoured(path, QE_ATTENTION_OWN);
+    for (int i = QE_ATTENTION_CUDNN; i <= QE_ATTENTION_OWN; i++) {
+        what_is_written_is_honoured(path, backward(4, 128, 1), (qe_attention_algorithm)i);
+        what_is_written_is_honoured(path, forward(4, 128), (qe_attention_algorithm)i);
+    }
     what_cannot_be_honoured_is_refused(path);
     (void)unlink(path);
     puts("choices of attention: raced, written, honoured, refused");

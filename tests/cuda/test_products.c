@@ -259,62 +259,76 @@ static void another_library_or_device_is_refused_and_named(void **state) {
     }
 }
 
-static const qe_args_attention_backward ATTENTION = {
-    .sequences = 2, .sequence = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128, .deterministic = 1};
+static const qe_op ATTENTION = {
+    .kind = QE_OP_ATTENTION_BACKWARD,
+    .args.attention_backward = {
+        .sequences = 2, .sequence = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128, .deterministic = 1}};
+static const qe_op ATTENTION_FORWARD = {
+    .kind = QE_OP_ATTENTION,
+    .args.attention = {
+        .sequences = 2, .sequence = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128, .deterministic = 1}};
+
+static void choice_survives(const qe_op *op, qe_attention_algorithm algorithm, const char *key) {
+    const qe_choice_maker other = {here.library, here.device, "cuDNN 9.19.0, frontend 1.32.0"};
+    char line[QE_CHOICE_LINE_BYTES], copy[QE_CHOICE_LINE_BYTES];
+    qe_cuda_choice choice, again;
+    qe_op parsed;
+    qe_attention_algorithm got;
+    qe_attention_choice_make(op, algorithm, &choice);
+    assert_string_equal(choice.key, key);
+    qe_choice_format(&here, &choice, line);
+    assert_int_equal(strncmp(line, here.attention, strlen(here.attention)), 0);
+    line[strlen(line) - 1] = '\0';
+    memcpy(copy, line, sizeof copy);
+    assert_int_equal(qe_choice_parse(&here, line, &again, NULL), QE_OK);
+    assert_memory_equal(&choice, &again, sizeof choice);
+    assert_int_equal(qe_choice_parse(&other, copy, &again, NULL), QE_ERROR_UNSUPPORTED);
+    assert_int_equal(qe_attention_choice_parse(&choice, &parsed, &got, NULL), QE_OK);
+    assert_memory_equal(&parsed, op, sizeof parsed);
+    assert_int_equal(got, algorithm);
+}
 
 static void a_choice_of_attention_survives_its_line_and_names_the_library_of_attention(void **state) {
     (void)state;
-    const qe_choice_maker other = {here.library, here.device, "cuDNN 9.19.0, frontend 1.32.0"};
     for (int i = QE_ATTENTION_CUDNN; i <= QE_ATTENTION_OWN; ++i) {
-        char line[QE_CHOICE_LINE_BYTES], copy[QE_CHOICE_LINE_BYTES];
-        qe_cuda_choice choice, again;
-        qe_args_attention_backward args;
-        qe_attention_algorithm algorithm;
-        qe_attention_choice_make(&ATTENTION, (qe_attention_algorithm)i, &choice);
-        assert_string_equal(choice.key, "attention_backward s2 t2048 h32 kv8 d128 fixed");
-        qe_choice_format(&here, &choice, line);
-        assert_int_equal(strncmp(line, here.attention, strlen(here.attention)), 0);
-        line[strlen(line) - 1] = '\0';
-        memcpy(copy, line, sizeof copy);
-        assert_int_equal(qe_choice_parse(&here, line, &again, NULL), QE_OK);
-        assert_memory_equal(&choice, &again, sizeof choice);
-        assert_int_equal(qe_choice_parse(&other, copy, &again, NULL), QE_ERROR_UNSUPPORTED);
-        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_OK);
-        assert_memory_equal(&args, &ATTENTION, sizeof args);
-        assert_int_equal(algorithm, i);
+        choice_survives(&ATTENTION, (qe_attention_algorithm)i, "attention_backward s2 t2048 h32 kv8 d128 fixed");
+        choice_survives(&ATTENTION_FORWARD, (qe_attention_algorithm)i, "attention s2 t2048 h32 kv8 d128 fixed");
     }
 }
 
 static void a_choice_that_names_no_attention_or_another_algorithm_is_refused(void **state) {
     (void)state;
     static const char *const keys[] = {
-        "attention_backward s2 t2048 h32 kv8 d128",        "attention_backward s2 t2048 h32 kv8 d128 fixed ",
-        "attention_backward s2 t2048 h32 kv8 d128 other",  "attention_backward s02 t2048 h32 kv8 d128 fixed",
-        "attention_backward s2 t2048 h32 kv8 d128 fixedly", "attention_backward s-2 t2048 h32 kv8 d128 fixed"};
+        "attention_backward s2 t2048 h32 kv8 d128",         "attention_backward s2 t2048 h32 kv8 d128 fixed ",
+        "attention_backward s2 t2048 h32 kv8 d128 other",   "attention_backward s02 t2048 h32 kv8 d128 fixed",
+        "attention_backward s2 t2048 h32 kv8 d128 fixedly", "attention_backward s-2 t2048 h32 kv8 d128 fixed",
+        "attention s2 t2048 h32 kv8 d128 any",              "attention  s2 t2048 h32 kv8 d128 fixed"};
+    const qe_op *const ops[] = {&ATTENTION, &ATTENTION_FORWARD};
     qe_cuda_choice choice;
-    qe_args_attention_backward args;
+    qe_op op;
     qe_attention_algorithm algorithm;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
         qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
         (void)snprintf(choice.key, sizeof choice.key, "%s", keys[i]);
-        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_ERROR_FORMAT);
+        assert_int_equal(qe_attention_choice_parse(&choice, &op, &algorithm, NULL), QE_ERROR_FORMAT);
     }
-    for (int word = 0; word < 8; ++word) {
-        qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
-        choice.words[word] += 1;
-        assert_int_equal(qe_attention_choice_parse(&choice, &args, &algorithm, NULL), QE_ERROR_UNSUPPORTED);
+    for (int word = 0; word < 16; ++word) {
+        qe_attention_choice_make(ops[word / 8], QE_ATTENTION_OWN, &choice);
+        choice.words[word % 8] += 1;
+        assert_int_equal(qe_attention_choice_parse(&choice, &op, &algorithm, NULL), QE_ERROR_UNSUPPORTED);
     }
 }
 
 /* As the device takes choices, without one. */
 static qe_status choice_read(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
     qe_product product;
-    qe_args_attention_backward args;
+    qe_op op;
     qe_attention_algorithm algorithm;
     ++*(uint64_t *)context;
     if (!qe_attention_choice_is(choice->key)) return qe_product_parse(choice->key, &product, error_out);
-    const qe_status status = qe_attention_choice_parse(choice, &args, &algorithm, error_out);
-    if (status != QE_OK || args.heads > 0) return status;
+    const qe_status status = qe_attention_choice_parse(choice, &op, &algorithm, error_out);
+    const int is_forward = status == QE_OK && op.kind == QE_OP_ATTENTION;
+    if (status != QE_OK || (is_forward ? op.args.attention.heads : op.args.attention_backward.heads) > 0) return status;
     return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared", "no heads");
 }
 

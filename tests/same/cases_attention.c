@@ -1,6 +1,6 @@
-/* cases_attention.c - attention on the host and on the device: forward, and every backward that the device has, cuDNN's
- * in a fixed order and in any, and ours; and that rotating back and quantizing in attention's last kernel gives the
- * codes of doing so apart. */
+/* cases_attention.c - attention on the host and on the device: every forward and every backward that the device has,
+ * cuDNN's, in a fixed order and in any, and ours; and that quantizing, or rotating back and quantizing, in attention's
+ * last kernel gives the codes of doing so apart. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +16,12 @@ typedef struct attention_shape {
     uint32_t sequences, sequence, heads, kv_heads, head_dim;
 } attention_shape;
 
-/* One key seen, blocks that are not full, several blocks of keys, groups of one and of eight, two sequences. */
+/* One key seen, blocks that are not full, several blocks of keys, groups of one and of eight, two sequences, odd
+ * lengths, more pieces of work than a chip has multiprocessors. */
 static const attention_shape shapes[] = {{1, 16, 1, 1, 64},  {2, 96, 4, 2, 64},   {1, 160, 4, 4, 128},
                                          {2, 208, 6, 2, 64}, {1, 272, 8, 1, 128}, {2, 320, 8, 2, 128},
-                                         {2, 128, 3, 3, 64}, {1, 256, 2, 2, 128}};
+                                         {2, 128, 3, 3, 64}, {1, 256, 2, 2, 128}, {3, 131, 4, 2, 128},
+                                         {1, 77, 3, 3, 64},  {2, 400, 40, 8, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 /* As many blocks as ours wants before it makes codes straight from its sums: with parts of keys' gradients, without. */
 static const attention_shape many[] = {{64, 64, 64, 2, 128}, {64, 64, 64, 4, 128}, {128, 64, 64, 2, 64}};
@@ -52,29 +54,44 @@ static qe_op forward_op(const attention_shape *s, const same_buffer *qkv, const 
     return op;
 }
 
-static void forward_run(const attention_shape *s, forward_result *result) {
+static const char *name_of(qe_attention_algorithm algorithm, int deterministic) {
+    return algorithm == QE_ATTENTION_OWN ? "ours" : deterministic ? "cuDNN's" : "cuDNN's, any order";
+}
+
+static qe_status one_launch(const void *context, void *stream) { return same_launch(context, stream); }
+
+/* The host's result is made by the first algorithm's call, and kept for the second's. */
+static void forward_compare(const attention_shape *s, const forward_result *result, qe_attention_algorithm algorithm) {
     const size_t rows = rows_of(s), out_count = rows * s->heads * s->head_dim, lse_count = rows * s->heads;
+    const int is_first = algorithm == QE_ATTENTION_CUDNN;
     same_world world;
-    result->qkv = normals(rows * columns_of(s), 1.0f, rows);
-    result->dout = normals(out_count, 0.5f, rows + 1);
-    result->out = room(out_count * sizeof(float));
-    result->lse = room(lse_count * sizeof(float));
-    world_begin(&world, "attention %ux%u, heads %u/%u of %u", s->sequences, s->sequence, s->heads, s->kv_heads,
-                s->head_dim);
+    world_begin(&world, "attention %ux%u, heads %u/%u of %u, %s", s->sequences, s->sequence, s->heads, s->kv_heads,
+                s->head_dim, name_of(algorithm, 1));
     same_buffer *qkv = world_activation(&world, rows * columns_of(s), result->qkv);
     same_buffer *out = world_activation(&world, out_count, NULL), *lse = world_bytes(&world, lse_count * 4, NULL);
     same_buffer *scratch = world_pair(&world, scratch_bytes(s), NULL, 0, NULL);
     const qe_op host = forward_op(s, qkv, out, lse, scratch, SAME_HOST);
     const qe_op device = forward_op(s, qkv, out, lse, scratch, SAME_DEVICE);
-    if (world_run(&world, &host, &device)) {
+    if (same_attention_use(&world, &device, algorithm) &&
+        (is_first ? world_run(&world, &host, &device) : world_launch(&world, one_launch, &device))) {
         float *values = same_floats(out);
-        same_close_to(&world, &out_value, out->host, values, out_count);
-        same_close_to(&world, &lse_value, lse->host, lse->fetched, lse_count);
+        if (is_first) memcpy(result->out, out->host, out_count * sizeof(float));
+        if (is_first) memcpy(result->lse, lse->host, lse_count * sizeof(float));
+        same_close_to(&world, &out_value, result->out, values, out_count);
+        same_close_to(&world, &lse_value, result->lse, lse->fetched, lse_count);
         free(values);
     }
-    memcpy(result->out, out->host, out_count * sizeof(float));
-    memcpy(result->lse, lse->host, lse_count * sizeof(float));
     world_end(&world);
+}
+
+static void forward_run(const attention_shape *s, forward_result *result) {
+    const size_t rows = rows_of(s), out_count = rows * s->heads * s->head_dim, lse_count = rows * s->heads;
+    result->qkv = normals(rows * columns_of(s), 1.0f, rows);
+    result->dout = normals(out_count, 0.5f, rows + 1);
+    result->out = room(out_count * sizeof(float));
+    result->lse = room(lse_count * sizeof(float));
+    forward_compare(s, result, QE_ATTENTION_CUDNN);
+    forward_compare(s, result, QE_ATTENTION_OWN);
 }
 
 /* --- backward ---------------------------------------------------------------------------------------------------- */
@@ -120,10 +137,6 @@ static qe_op backward_op(const attention_shape *s, const backward_buffers *b, in
     };
     if (target != NULL) op.args.attention_backward.target = *target;
     return op;
-}
-
-static const char *name_of(qe_attention_algorithm algorithm, int deterministic) {
-    return algorithm == QE_ATTENTION_OWN ? "ours" : deterministic ? "cuDNN's" : "cuDNN's, any order";
 }
 
 static void backward_run(const attention_shape *s, const forward_result *from, qe_attention_algorithm algorithm,
@@ -177,13 +190,13 @@ static void ways_compare(same_world *world, two_ways *ways, same_buffer *const *
     for (int i = 0; i < count; i++) free(one[i]);
 }
 
-static void forward_quantize_run(const attention_shape *s, qe_recipe_kind recipe) {
+static void forward_quantize_run(const attention_shape *s, qe_attention_algorithm algorithm, qe_recipe_kind recipe) {
     const uint32_t rows = rows_of(s), columns = s->heads * s->head_dim;
     float *values = normals((size_t)rows * columns_of(s), 1.0f, rows);
     same_world world;
     same_target target;
-    world_begin(&world, "attention %s %ux%u, heads %u/%u of %u", qe_recipe_name(recipe), s->sequences, s->sequence,
-                s->heads, s->kv_heads, s->head_dim);
+    world_begin(&world, "attention %s %ux%u, heads %u/%u of %u, %s", qe_recipe_name(recipe), s->sequences, s->sequence,
+                s->heads, s->kv_heads, s->head_dim, name_of(algorithm, 1));
     same_buffer *qkv = world_activation(&world, (size_t)rows * columns_of(s), values);
     same_buffer *out = world_activation(&world, (size_t)rows * columns, NULL);
     same_buffer *lse = world_bytes(&world, (size_t)rows * s->heads * sizeof(float), NULL);
@@ -196,7 +209,8 @@ static void forward_quantize_run(const attention_shape *s, qe_recipe_kind recipe
     ways.second.args.quantize = (qe_args_quantize){
         .x = same_at(out, SAME_DEVICE), .rows = rows, .columns = columns, .target = target.side[SAME_DEVICE]};
     same_buffer *const results[] = {target.operand, target.retained, target.scale_inv, target.amax, out, lse};
-    ways_compare(&world, &ways, results, sizeof results / sizeof *results);
+    if (same_attention_use(&world, &ways.whole, algorithm))
+        ways_compare(&world, &ways, results, sizeof results / sizeof *results);
     world_end(&world);
     free(values);
 }
@@ -230,7 +244,8 @@ void case_attention(void) {
         const attention_shape *s = &shapes[i];
         forward_run(s, &from);
         for (qe_recipe_kind recipe = QE_RECIPE_DELAYED; recipe <= QE_RECIPE_BF16; ++recipe)
-            forward_quantize_run(s, recipe);
+            forward_quantize_run(s, QE_ATTENTION_OWN, recipe);
+        forward_quantize_run(s, QE_ATTENTION_CUDNN, QE_RECIPE_DELAYED);
         backward_run(s, &from, QE_ATTENTION_CUDNN, 1);
         backward_run(s, &from, QE_ATTENTION_CUDNN, 0);
         backward_run(s, &from, QE_ATTENTION_OWN, 1);
@@ -241,7 +256,7 @@ void case_attention(void) {
     }
     for (size_t i = 0; i < MANY; ++i) {
         forward_run(&many[i], &from);
-        forward_quantize_run(&many[i], QE_RECIPE_DELAYED);
+        forward_quantize_run(&many[i], QE_ATTENTION_OWN, QE_RECIPE_DELAYED);
         quantize_run(&many[i], &from, QE_ATTENTION_OWN, QE_RECIPE_DELAYED);
         result_free(&from);
     }

@@ -204,7 +204,7 @@ int same_attention_open(void) {
 int same_attention_use(const same_world *world, const qe_op *op, qe_attention_algorithm algorithm) {
     qe_cuda_choice choice;
     qe_error error = {.status = QE_OK};
-    qe_attention_choice_make(&op->args.attention_backward, algorithm, &choice);
+    qe_attention_choice_make(op, algorithm, &choice);
     attention = attentions[algorithm];
     qe_status status = qe_cuda_attention_choose(attention, &choice, &error);
     if (status == QE_OK) status = qe_cuda_attention_prepare(attention, op, 0, &error);

@@ -1,4 +1,4 @@
-/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its backward
+/* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its kernels
  * and ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graph of the backward, and
  * that is why this file is C++. Nothing of C++ leaves it: no exception, no template. libcudnn is opened at run time, so
  * that a machine without it can build and run everything else.
@@ -78,7 +78,7 @@ struct qe_cuda_attention {
     cudaStream_t stream = nullptr;     /* the caller's, for loading and timing plans */
     std::vector<workspace> workspaces; /* the last is the largest; the others live on, because graphs may name them */
     std::vector<std::unique_ptr<plan>> plans;
-    std::vector<qe_cuda_choice> choices; /* of backwards, in the order of their plans */
+    std::vector<qe_cuda_choice> choices; /* in the order of their plans */
     qe_attention_own own = {};           /* of zeros: this device has not what our kernels need */
     std::string identity;
 };
@@ -335,9 +335,7 @@ qe_op op_of(const shape &of, void *qkv, void *out, float *lse, void *dout, void 
     return op;
 }
 
-qe_args_attention_backward args_of(const shape &of) {
-    return op_of(of, nullptr, nullptr, nullptr, nullptr, nullptr).args.attention_backward;
-}
+qe_op op_of(const shape &of) { return op_of(of, nullptr, nullptr, nullptr, nullptr, nullptr); }
 
 /* --- running ----------------------------------------------------------------------------------------------------- */
 
@@ -370,9 +368,11 @@ qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op,
         return status == QE_OK ? follow(op, stream, error_out) : status;
     }
     const qe_status status =
-        qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back().at, stream);
+        p.of.backward
+            ? qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back().at, stream)
+            : qe_attention_forward_run(&attention.own, &op.args.attention, stream);
     if (status != QE_ERROR_DEVICE) return status;
-    return qe_cuda_failure(cudaGetLastError(), "launching attention's backward", error_out);
+    return qe_cuda_failure(cudaGetLastError(), "launching attention", error_out);
 }
 
 /* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
@@ -394,9 +394,10 @@ qe_status plan_load(qe_cuda_attention &attention, plan &p, qe_error *error_out) 
 /* Builds what is not built; grows the workspace; loads kernels. */
 qe_status plan_ready(qe_cuda_attention &attention, plan &p, qe_error *error_out) {
     if (!p.built) {
-        const qe_args_attention_backward args = args_of(p.of);
+        const qe_op op = op_of(p.of);
         if (p.algorithm == QE_ATTENTION_OWN)
-            p.workspace_bytes = static_cast<int64_t>(qe_attention_own_bytes(&args));
+            p.workspace_bytes =
+                p.of.backward ? static_cast<int64_t>(qe_attention_own_bytes(&op.args.attention_backward)) : 0;
         else if (const qe_status status = plan_build(attention.handle, p, error_out); status != QE_OK)
             return status;
         p.built = true;
@@ -459,7 +460,8 @@ qe_status track_lay(track &t, const shape &of, cudaStream_t stream, qe_error *er
 qe_status lap(qe_cuda_attention &attention, const plan &p, const track &t, float &milliseconds, qe_error *error_out) {
     (void)cudaEventRecord(t.begin, attention.stream);
     for (int i = 0; i < RACE_LAUNCHES; ++i) {
-        const qe_status status = plan_run(attention, p, t.backward, attention.stream, error_out);
+        const qe_status status =
+            plan_run(attention, p, p.of.backward ? t.backward : t.forward, attention.stream, error_out);
         if (status != QE_OK) return status;
     }
     (void)cudaEventRecord(t.end, attention.stream);
@@ -473,7 +475,7 @@ qe_status race(qe_cuda_attention &attention, const plan *const (&of)[2], int &be
     track t;
     float laps[2][RACE_ROUNDS];
     qe_status status = track_lay(t, of[0]->of, attention.stream, error_out);
-    plan before;
+    plan before; /* what a backward starts from */
     before.of = forward_shape(t.forward.args.attention);
     if (status == QE_OK) status = plan_ready(attention, before, error_out);
     if (status == QE_OK) status = plan_run(attention, before, t.forward, attention.stream, error_out);
@@ -487,8 +489,9 @@ qe_status race(qe_cuda_attention &attention, const plan *const (&of)[2], int &be
 }
 
 bool takes(const qe_cuda_attention &attention, const shape &of) {
-    const qe_args_attention_backward args = args_of(of);
-    return of.backward && attention.own.encode && qe_attention_own_takes(&args);
+    const qe_op op = op_of(of);
+    return attention.own.encode && (of.backward ? qe_attention_own_takes(&op.args.attention_backward)
+                                                : qe_attention_forward_takes(&op.args.attention));
 }
 
 std::unique_ptr<plan> plan_make(const shape &of, qe_attention_algorithm algorithm) {
@@ -514,14 +517,12 @@ qe_status plan_tune(qe_cuda_attention &attention, const shape &of, std::unique_p
 
 /* Strong: a plan and its choice are there, or neither. */
 void plan_keep(qe_cuda_attention &attention, std::unique_ptr<plan> made) {
-    const qe_args_attention_backward args = args_of(made->of);
+    const qe_op op = op_of(made->of);
+    qe_cuda_choice choice;
+    qe_attention_choice_make(&op, made->algorithm, &choice);
+    choice.workspace_bytes = static_cast<uint64_t>(made->workspace_bytes);
     attention.plans.reserve(attention.plans.size() + 1);
-    if (made->of.backward) {
-        qe_cuda_choice choice;
-        qe_attention_choice_make(&args, made->algorithm, &choice);
-        choice.workspace_bytes = static_cast<uint64_t>(made->workspace_bytes);
-        attention.choices.push_back(choice);
-    }
+    attention.choices.push_back(choice);
     attention.plans.push_back(std::move(made));
 }
 
@@ -558,13 +559,10 @@ qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream
 }
 
 qe_status choose(qe_cuda_attention &attention, const qe_cuda_choice &choice, qe_error *error_out) {
-    qe_args_attention_backward args = {};
     qe_attention_algorithm algorithm;
     qe_op op = {};
     shape of;
-    qe_status status = qe_attention_choice_parse(&choice, &args, &algorithm, error_out);
-    op.kind = QE_OP_ATTENTION_BACKWARD;
-    op.args.attention_backward = args;
+    qe_status status = qe_attention_choice_parse(&choice, &op, &algorithm, error_out);
     if (status == QE_OK) status = shape_of(op, of, error_out);
     if (status != QE_OK) return status;
     const plan *const chosen = plan_find(attention, of);
@@ -593,7 +591,8 @@ qe_status open(qe_cuda_attention &attention, qe_error *error_out) {
     }
     attention.identity = identity_of();
     if (qe_attention_own_open(&attention.own) == QE_OK)
-        attention.identity += ", ours " + std::to_string(QE_ATTENTION_OWN_REVISION);
+        attention.identity += ", ours " + std::to_string(QE_ATTENTION_OWN_REVISION) + "." +
+                              std::to_string(QE_ATTENTION_FORWARD_REVISION);
     else
         attention.own = {};
     return workspace_grow(attention, WORKSPACE_FIRST_BYTES, error_out);
@@ -656,10 +655,6 @@ qe_status qe_cuda_attention_choose(qe_cuda_attention *attention, const qe_cuda_c
 }
 
 void qe_cuda_attention_keep(qe_cuda_attention *attention, uint32_t count) {
-    uint32_t backwards = 0;
-    auto &plans = attention->plans;
-    plans.erase(std::remove_if(plans.begin(), plans.end(),
-                               [&](const auto &p) { return p->of.backward && backwards++ >= count; }),
-                plans.end());
+    attention->plans.resize(count);
     attention->choices.resize(count);
 }

@@ -8,6 +8,7 @@
 #include "backend/cuda/attention_finish.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/sink.cuh"
+#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -178,19 +179,8 @@ struct extents {
     static uint64_t padded(uint64_t bytes) { return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 };
 
-typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* bf16 [sequences, sequence, columns], boxes of 64 x 64. */
 bool map_make(const qe_attention_own *own, const void *at, const shape &of, uint32_t columns, CUtensorMap *map_out) {
-    const cuuint64_t sizes[] = {columns, of.sequence, of.sequences};
-    const cuuint64_t pitches[] = {columns * 2ull, static_cast<cuuint64_t>(columns) * of.sequence * 2};
-    const cuuint32_t box[] = {64, ROWS, 1}, steps[] = {1, 1, 1};
-    return reinterpret_cast<encoder>(own->encode)(
-               map_out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void *>(at), sizes, pitches, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map_make(own->encode, at, of.sequences, of.sequence, columns, ROWS, map_out);
 }
 
 template <uint32_t DIM>
@@ -297,11 +287,16 @@ qe_status qe_attention_own_open(qe_attention_own *own_out) {
     constexpr unsigned int ENCODE_SINCE = 12000;
     cudaDriverEntryPointQueryResult found;
     void *encode = nullptr;
+    int device = 0, multiprocessors = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return QE_ERROR_UNSUPPORTED;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
             cudaSuccess ||
         found != cudaDriverEntryPointSuccess)
         return QE_ERROR_UNSUPPORTED;
     own_out->encode = encode;
+    own_out->multiprocessors = static_cast<uint32_t>(multiprocessors);
     return QE_OK;
 }
 

@@ -1,5 +1,5 @@
-/* attention_own.h - a backward of causal attention of our own, for Hopper and heads of 64 or 128 elements: its bits do
- * not depend on the order in which blocks of keys are done. README.md says how and what it costs in accuracy.
+/* attention_own.h - causal attention of our own, forward and backward, for Hopper and heads of 64 or 128 elements: its
+ * bits do not depend on the order in which blocks are done. README.md says how and what it costs in accuracy.
  * Thread: any; an object is read only once it is made. */
 #ifndef QE_CUDA_ATTENTION_OWN_H
 #define QE_CUDA_ATTENTION_OWN_H
@@ -15,6 +15,7 @@ extern "C" {
 /* What launches need to know; made once per process and device. */
 typedef struct qe_attention_own {
     void *encode; /* the driver's cuTensorMapEncodeTiled; NULL: there is none */
+    uint32_t multiprocessors;
 } qe_attention_own;
 
 /* Gets the kernels ready on the current device. Capture: forbidden.
@@ -28,6 +29,11 @@ uint64_t qe_attention_own_bytes(const qe_args_attention_backward *args);
  * Capture: recorded. On failure: QE_ERROR_ARGUMENT: an address that is no multiple of 16; QE_ERROR_DEVICE. */
 qe_status qe_attention_own_run(const qe_attention_own *own, const qe_args_attention_backward *args, void *workspace,
                                cudaStream_t stream);
+
+/* The same of forward, which needs no workspace. Its target is filled as QE_OP_QUANTIZE fills it.
+ * On failure: as above, and what quantizing may return. */
+int qe_attention_forward_takes(const qe_args_attention *args);
+qe_status qe_attention_forward_run(const qe_attention_own *own, const qe_args_attention *args, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -44,16 +44,16 @@ void qe_cuda_gemm_lt_only(qe_cuda_gemm *gemm);
 /* "cuBLASLt 13.1.0" */
 const char *qe_cuda_gemm_identity(const qe_cuda_gemm *gemm);
 
-/* Causal grouped-query attention, forward and backward, through cuDNN (loaded at run time). A backward has a choice
- * besides: ours (attention_own.h). */
+/* Causal grouped-query attention, forward and backward, through cuDNN (loaded at run time) or ours (attention_own.h):
+ * a choice per shape. */
 typedef struct qe_cuda_attention qe_cuda_attention;
 
 /* `aside`: as of products. On failure: QE_ERROR_UNSUPPORTED where cuDNN is missing or too old: says what to install. */
 qe_status qe_cuda_attention_create(cudaStream_t aside, qe_cuda_attention **attention_out, qe_error *error_out);
 void qe_cuda_attention_destroy(qe_cuda_attention *attention);
-/* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. A backward that has
- * no algorithm yet gets the fastest on random data (tune = 1); else ours where it takes the shape and the order of sums
- * is fixed, and cuDNN's where not. Capture: forbidden. */
+/* QE_OP_ATTENTION or QE_OP_ATTENTION_BACKWARD: builds the plan for its shape, grows the workspace. What has no
+ * algorithm yet gets the fastest on random data (tune = 1); else ours where it takes the shape and the order of sums is
+ * fixed, and cuDNN's where not. Capture: forbidden. */
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out);
 qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream);
 /* Of all its workspaces. */
