@@ -7,6 +7,7 @@
 #include "backend/cuda/choices.h"
 #include "backend/cuda/fused_choice.h"
 #include "backend/cuda/fused_race.h"
+#include "backend/cuda/input_grad_swiglu.h"
 #include "backend/cuda/linear_swiglu.h"
 #include "base/assert.h"
 
@@ -20,6 +21,7 @@ typedef struct way {
 struct qe_cuda_fused {
     cudaStream_t aside;
     qe_linear_swiglu linear;
+    qe_input_grad_swiglu input_grad;
     way *ways;               /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
     uint32_t count, capacity;
@@ -31,6 +33,7 @@ qe_status qe_cuda_fused_create(cudaStream_t aside, qe_cuda_fused **fused_out, qe
     fused->aside = aside;
     /* A device that has not what they need runs all ops as their parts. */
     if (qe_linear_swiglu_open(&fused->linear) != QE_OK) fused->linear.encode = NULL;
+    if (qe_input_grad_swiglu_open(&fused->input_grad) != QE_OK) fused->input_grad.encode = NULL;
     *fused_out = fused;
     return QE_OK;
 }
@@ -46,12 +49,15 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused) {
 
 static int fits(const qe_cuda_fused *fused, const qe_op *op) {
     if (op->kind == QE_OP_LINEAR) return fused->linear.encode != NULL && qe_linear_swiglu_fits(&op->args.linear);
+    if (op->kind == QE_OP_LINEAR_INPUT_GRAD)
+        return fused->input_grad.encode != NULL && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
     return 0;
 }
 
 static qe_status whole_queue(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
-    QE_ASSERT(op->kind == QE_OP_LINEAR);
-    return qe_linear_swiglu_run(&fused->linear, &op->args.linear, stream);
+    if (op->kind == QE_OP_LINEAR) return qe_linear_swiglu_run(&fused->linear, &op->args.linear, stream);
+    QE_ASSERT(op->kind == QE_OP_LINEAR_INPUT_GRAD);
+    return qe_input_grad_swiglu_run(&fused->input_grad, &op->args.linear_input_grad, stream);
 }
 
 /* --- ways -------------------------------------------------------------------------------------------------------- */

@@ -88,6 +88,21 @@ static void linear_pieces(const qe_args_linear *args, pieces *all) {
     add_target(all, AT(linear.target), &args->target, rows * out / 2);
 }
 
+/* What parts write between each other is there for both sides. */
+static void input_grad_pieces(const qe_args_linear_input_grad *args, pieces *all) {
+    const uint64_t rows = args->rows, in = args->in, out = args->out;
+    const piece values = {.bytes = rows * in * 2, .format = QE_FORMAT_BF16, .is_random = 1};
+    const piece pairs = {.bytes = rows * in * 4, .format = QE_FORMAT_BF16, .is_random = 1};
+    add_codes(all, AT(linear_input_grad.dy), rows * out, (qe_format)args->dy.format);
+    add_float(all, AT(linear_input_grad.dy.scale_inv), 1.0f / CODE_DEVIATION);
+    add_codes(all, AT(linear_input_grad.w), out * in, (qe_format)args->w.format);
+    add_float(all, AT(linear_input_grad.w.scale_inv), 1.0f / (CODE_DEVIATION * sqrtf((float)out)));
+    add(all, AT(linear_input_grad.dx), values);
+    add(all, AT(linear_input_grad.gate_up), pairs);
+    if (args->dgate_up) add(all, AT(linear_input_grad.dgate_up), pairs);
+    add_target(all, AT(linear_input_grad.target), &args->target, rows * in * 2);
+}
+
 static uint64_t padded(uint64_t bytes) { return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 
 static qe_status piece_fill(const piece *p, void *at, uint64_t seed, cudaStream_t stream) {
@@ -151,8 +166,11 @@ qe_status qe_fused_race(const qe_op *op, const qe_fused_apart *whole, const qe_f
     race *r = calloc(1, sizeof *r);
     if (!r) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to race a fused product");
     r->sides[0] = whole, r->sides[1] = apart, r->stream = stream;
-    QE_ASSERT(op->kind == QE_OP_LINEAR);
-    linear_pieces(&op->args.linear, &r->all);
+    QE_ASSERT(op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD);
+    if (op->kind == QE_OP_LINEAR)
+        linear_pieces(&op->args.linear, &r->all);
+    else
+        input_grad_pieces(&op->args.linear_input_grad, &r->all);
     for (uint32_t i = 0; i < r->all.count; ++i) r->set_bytes += padded(r->all.of[i].bytes);
     qe_status status = QE_OK;
     if (cudaMalloc((void **)&r->arena, SETS * r->set_bytes) != cudaSuccess) {

@@ -27,6 +27,15 @@ DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
         "r"(rank)
         : "memory");
 }
+/* The same in two steps: where the other block has what lies at this address here, and the arrival there. */
+DEVICE uint32_t address_at(uint32_t at, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+DEVICE void barrier_arrive_there(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -95,6 +104,20 @@ DEVICE void mma_e4m3(float (&s)[80], uint64_t first, uint64_t second, bool adds)
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 {" NAMES_80 "}, %80, %81, p, 1, 1;\n}"
                  : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_8(s, 64), SUMS_8(s, 72)
+                 : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
+}
+
+/* sums [64, 128] (+)= first [64, 32] second [128, 32]': of E4M3, or E5M2 and E4M3. */
+DEVICE void mma_e4m3(float (&s)[64], uint64_t first, uint64_t second, bool adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
+                 : SUMS_32(s, 0), SUMS_32(s, 32)
+                 : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
+}
+DEVICE void mma_e5m2_e4m3(float (&s)[64], uint64_t first, uint64_t second, bool adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
+                 : SUMS_32(s, 0), SUMS_32(s, 32)
                  : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
 }
 

@@ -1,0 +1,156 @@
+/* input_grad_swiglu.cu - see input_grad_swiglu.h and README.md. */
+#include "backend/cuda/input_grad_swiglu.h"
+
+#include "backend/cuda/input_grad_swiglu.cuh"
+#include "backend/cuda/sink.cuh"
+
+namespace {
+
+using namespace input_grad_swiglu;
+
+/* Tiles of a cluster that are gone through from top to bottom before the next column: 2,048 rows of dy. */
+constexpr uint32_t BAND = 8;
+/* Fewer stages than this gain nothing by overlapping: tiles begin and end too often. */
+constexpr uint32_t OVERLAPPED_STEPS_MIN = 32;
+
+typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* [rows, columns] of elements of 1 or 2 bytes in boxes of box_bytes by box_rows; swizzled where these are 128. */
+bool map_make(const qe_input_grad_swiglu *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
+              uint32_t box_bytes, uint32_t box_rows, CUtensorMap *map_out) {
+    const cuuint64_t sizes[] = {columns, rows}, pitches[] = {static_cast<cuuint64_t>(columns) * element_bytes};
+    const cuuint32_t box[] = {box_bytes / element_bytes, box_rows}, steps[] = {1, 1};
+    return reinterpret_cast<encoder>(own->encode)(
+               map_out, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+               const_cast<void *>(at), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool job_make(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, job *job_out) {
+    job j = {};
+    if (!planes_of(places_of(&a->target, a->rows, 2 * a->in), &j.planes) ||
+        !map_make(own, a->dy.codes, 1, a->rows, a->out, TERMS, ROWS, &j.dy) ||
+        !map_make(own, a->w.codes, 1, a->in, a->out, TERMS, COLUMNS / CLUSTER, &j.w) ||
+        !map_make(own, a->gate_up, 2, a->rows, 2 * a->in, ROW_BYTES, SUB_ROWS, &j.gate_up) ||
+        !map_make(own, j.planes.by_rows, 1, a->rows, 2 * a->in, STRIP, UNIT_ROWS, &j.codes))
+        return false;
+    j.dy_scale = a->dy.scale_inv, j.w_scale = a->w.scale_inv;
+    j.scale = scaling_of(&a->target);
+    j.words = words_of(&a->target, tensor_words());
+    j.units = a->in;
+    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = pieces_of(a->in, COLUMNS), j.steps = a->out / TERMS;
+    j.band = BAND;
+    *job_out = j;
+    return true;
+}
+
+cudaLaunchConfig_t config_of(uint32_t clusters, cudaStream_t stream, cudaLaunchAttribute *attribute) {
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = CLUSTER;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(clusters * CLUSTER);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = stream;
+    config.attrs = attribute;
+    config.numAttrs = 1;
+    return config;
+}
+
+/* *clusters_io: that all kernels asked about so far have at work at a time. */
+template <way WAY, int FORMAT>
+bool ready(uint32_t *clusters_io) {
+    int clusters = 0;
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config = config_of(1, nullptr, &attribute);
+    if (cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel<WAY, FORMAT>),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
+        cudaOccupancyMaxActiveClusters(&clusters, kernel<WAY, FORMAT>, &config) != cudaSuccess || clusters < 1)
+        return false;
+    if (*clusters_io == 0 || *clusters_io > static_cast<uint32_t>(clusters))
+        *clusters_io = static_cast<uint32_t>(clusters);
+    return true;
+}
+
+template <way WAY, int FORMAT>
+qe_status run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
+    job j;
+    if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
+    const uint32_t tiles = j.down * j.across;
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config =
+        config_of(tiles < own->clusters ? tiles : own->clusters, stream, &attribute);
+    return cudaLaunchKernelEx(&config, kernel<WAY, FORMAT>, j) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+}
+
+template <int FORMAT>
+qe_status format_run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
+    const uint32_t steps = a->out / TERMS;
+    return steps >= OVERLAPPED_STEPS_MIN && steps % BATCH == 0 ? run<OVERLAPPED, FORMAT>(own, a, stream)
+                                                               : run<PLAIN, FORMAT>(own, a, stream);
+}
+
+/* --- what fits --------------------------------------------------------------------------------------------------- */
+
+bool is_code(const qe_qtensor &tensor, bool is_transposed) {
+    return tensor.blocking == QE_BLOCKING_TENSOR && (tensor.transposed != 0) == is_transposed &&
+           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
+}
+
+/* What is written while dy, the weights, gate and up are still read lies elsewhere. */
+bool is_apart(const qe_args_linear_input_grad *a, const qe_qtensor &written) {
+    return written.codes != a->dy.codes && written.codes != a->w.codes && written.codes != a->gate_up &&
+           written.scale_inv != a->dy.scale_inv && written.scale_inv != a->w.scale_inv;
+}
+
+/* Both planes are wanted, as they are wherever weights are trained. */
+bool is_target(const qe_args_linear_input_grad *a) {
+    const qe_quantize_target &target = a->target;
+    code_planes planes;
+    return target.recipe == QE_RECIPE_DELAYED && target.format == a->dy.format && target.scale != nullptr &&
+           planes_of(places_of(&target, a->rows, 2 * a->in), &planes) && planes.by_rows && planes.by_columns &&
+           is_apart(a, target.operand) && is_apart(a, target.retained);
+}
+
+} // namespace
+
+qe_status qe_input_grad_swiglu_open(qe_input_grad_swiglu *own_out) {
+    constexpr unsigned int ENCODE_SINCE = 12000;
+    cudaDriverEntryPointQueryResult found;
+    void *encode = nullptr;
+    uint32_t clusters = 0;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess || !ready<PLAIN, QE_FORMAT_E4M3>(&clusters) ||
+        !ready<PLAIN, QE_FORMAT_E5M2>(&clusters) || !ready<OVERLAPPED, QE_FORMAT_E4M3>(&clusters) ||
+        !ready<OVERLAPPED, QE_FORMAT_E5M2>(&clusters)) {
+        (void)cudaGetLastError();
+        return QE_ERROR_UNSUPPORTED;
+    }
+    own_out->encode = encode;
+    own_out->clusters = clusters;
+    return QE_OK;
+}
+
+int qe_input_grad_swiglu_fits(const qe_args_linear_input_grad *a) {
+    constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
+    if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
+    if (a->rows % UNIT_ROWS || a->in % STRIP || a->out % TERMS) return 0;
+    if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->in, STRIP) > TILES_MAX) return 0;
+    if (a->dy.format != QE_FORMAT_E4M3 && a->dy.format != QE_FORMAT_E5M2) return 0;
+    if (a->w.format != QE_FORMAT_E4M3 || a->accumulation != QE_ACCUMULATE_SPLIT) return 0;
+    return is_code(a->dy, false) && is_code(a->w, true) && a->gate_up != nullptr && is_aligned(a->gate_up) &&
+           is_target(a);
+}
+
+qe_status qe_input_grad_swiglu_run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a,
+                                   cudaStream_t stream) {
+    return a->dy.format == QE_FORMAT_E5M2 ? format_run<QE_FORMAT_E5M2>(own, a, stream)
+                                          : format_run<QE_FORMAT_E4M3>(own, a, stream);
+}

@@ -1,0 +1,398 @@
+/* input_grad_swiglu.cuh - an input gradient, swiglu's backward and codes of the gradients of gate and up, in one kernel
+ * for Hopper: the gradient of swiglu's result never lies in memory.
+ *
+ * A block has one multiprocessor and goes from tile to tile of 128 rows by 128 columns. Two blocks in a cluster have
+ * rows below each other: each loads its own rows of dy and half of the weights for both. One warp loads; two groups of
+ * four warps multiply 64 rows each, round their sums to bf16 and hand them over in shared memory; four warps finish
+ * them, 32 rows of a strip of 64 columns at a time, while the next tile is multiplied. A warp that finishes has gate
+ * and up of its next rows brought beside. */
+#ifndef QE_CUDA_INPUT_GRAD_SWIGLU_CUH
+#define QE_CUDA_INPUT_GRAD_SWIGLU_CUH
+
+#include "backend/cuda/input_grad_swiglu_codes.cuh"
+#include "backend/cuda/sm90_stream.cuh"
+
+namespace input_grad_swiglu {
+
+using namespace sm90;
+
+constexpr uint32_t CLUSTER = 2;                            /* blocks */
+constexpr uint32_t ROWS = 128, COLUMNS = 128, TERMS = 128; /* of a tile, of a stage */
+constexpr uint32_t GROUP_ROWS = 64, GROUPS = 2, GROUP_WARPS = GROUP_THREADS / WARP; /* that multiply */
+constexpr uint32_t THREADS = (1 + GROUPS + 1) * GROUP_THREADS; /* the first group loads, the last one finishes */
+constexpr uint32_t FINISHERS = ROWS / UNIT_ROWS;               /* warps: each has a unit's rows in every strip */
+constexpr uint32_t HALF_FINISHERS = GROUP_ROWS / UNIT_ROWS;    /* that read what one group hands over */
+constexpr uint32_t STRIPS = COLUMNS / STRIP, STRIP_BYTES = GROUP_ROWS * ROW_BYTES, HALF_BYTES = STRIPS * STRIP_BYTES;
+constexpr uint32_t STAGES = 4, OF_DY = ROWS * TERMS, STAGE_BYTES = OF_DY + COLUMNS * TERMS;
+
+/* What lies where in shared memory. */
+constexpr uint32_t ALIGN_BYTES = 1024; /* the swizzle's */
+constexpr uint32_t AT_HALVES = STAGES * STAGE_BYTES, AT_RAW = AT_HALVES + GROUPS * HALF_BYTES;
+constexpr uint32_t AT_CODES = AT_RAW + FINISHERS * 2 * RAW_BYTES, AT_BARRIERS = AT_CODES + FINISHERS * CODES_BYTES;
+constexpr uint32_t BARRIERS = 2 * STAGES + 2 * GROUPS + 2 * FINISHERS;
+constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + AT_BARRIERS + 8 * BARRIERS;
+static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+
+/* How groups multiply. OVERLAPPED: a thread has sums of two stages, so that one is multiplied while the other is added
+ * to the fp32 sums; what it costs is registers of the warps that finish. */
+enum way { PLAIN, OVERLAPPED };
+/* Stages of a turn of the loop: what is multiplied from one turn into the next, the assembler takes one by one. */
+constexpr uint32_t BATCH = 8;
+
+/* Registers of a thread, of 128 without a change. */
+template <way WAY>
+struct registers_of {
+    static constexpr uint32_t LOAD = WAY == OVERLAPPED ? 24 : 40;
+    static constexpr uint32_t MATH = WAY == OVERLAPPED ? 208 : 168;
+    static constexpr uint32_t FINISH = WAY == OVERLAPPED ? 72 : 136;
+    static_assert(LOAD + GROUPS * MATH + FINISH == 512, "a multiprocessor's registers");
+};
+
+struct job {
+    CUtensorMap dy, w;          /* boxes of 128 rows, of half of a tile's columns */
+    CUtensorMap gate_up, codes; /* boxes of 64 columns of 16 rows, of 32 rows of codes */
+    const float *dy_scale, *w_scale;
+    scaling scale;
+    tensor_words words;
+    code_planes planes;
+    uint32_t units;               /* columns of the product */
+    uint32_t down, across, steps; /* tiles of a cluster, stages of a tile */
+    uint32_t band;                /* tiles that are gone through from top to bottom before the next column */
+};
+
+struct place {
+    uint32_t row, column;
+};
+
+/* Where a block is in its work. */
+struct walk {
+    uint32_t index, stride, tiles;
+
+    METHOD explicit walk(const job &j)
+        : index(blockIdx.x / CLUSTER), stride(gridDim.x / CLUSTER), tiles(j.down * j.across) {}
+    METHOD bool is_over() const {
+        return index >= tiles;
+    }
+    METHOD void next() {
+        index += stride;
+    }
+    METHOD place here(const job &j) const {
+        const uint32_t panel = index / (j.band * j.across), within = index % (j.band * j.across);
+        const uint32_t left = j.down - panel * j.band, high = left < j.band ? left : j.band;
+        return place{((panel * j.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
+    }
+};
+
+/* What a block has in shared memory. */
+struct memory {
+    uint8_t *at;
+    uint32_t base;
+
+    METHOD explicit memory(uint8_t *bytes) {
+        const uint32_t raw = shared_address(bytes);
+        base = (raw + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        at = bytes + (base - raw);
+        asm volatile("" : "+r"(base)); /* computed once, not at each use */
+    }
+    METHOD uint32_t stage(uint32_t i) const {
+        return base + i * STAGE_BYTES;
+    }
+    METHOD uint32_t half(uint32_t group) const {
+        return base + AT_HALVES + group * HALF_BYTES;
+    }
+    METHOD uint32_t raw(uint32_t finisher, uint32_t slot) const {
+        return base + AT_RAW + (finisher * 2 + slot) * RAW_BYTES;
+    }
+    METHOD uint32_t codes(uint32_t finisher) const {
+        return base + AT_CODES + finisher * CODES_BYTES;
+    }
+    METHOD uint8_t *bytes(uint32_t address) const {
+        return at + (address - base);
+    }
+    METHOD uint32_t full(uint32_t stage) const {
+        return base + AT_BARRIERS + 8 * stage;
+    }
+    METHOD uint32_t empty(uint32_t stage) const {
+        return full(STAGES + stage);
+    }
+    METHOD uint32_t filled(uint32_t group) const {
+        return full(2 * STAGES + group);
+    }
+    METHOD uint32_t drained(uint32_t group) const {
+        return full(2 * STAGES + GROUPS + group);
+    }
+    METHOD uint32_t brought(uint32_t finisher, uint32_t slot) const {
+        return full(2 * STAGES + 2 * GROUPS + 2 * finisher + slot);
+    }
+};
+
+DEVICE void barriers_begin(const memory &m) {
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; ++i) {
+            barrier_init(m.full(i), 1);
+            barrier_init(m.empty(i), CLUSTER * GROUPS * GROUP_WARPS);
+        }
+        for (uint32_t i = 0; i < GROUPS; ++i) {
+            barrier_init(m.filled(i), GROUP_WARPS);
+            barrier_init(m.drained(i), HALF_FINISHERS);
+        }
+        for (uint32_t i = 0; i < 2 * FINISHERS; ++i) barrier_init(m.brought(0, i), 1);
+        barriers_publish();
+    }
+    block_barrier();
+    cluster_sync();
+}
+
+struct turn {
+    uint32_t stage = 0, parity = 0;
+    METHOD void next() {
+        if (++stage < STAGES) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+/* --- the warp that loads ----------------------------------------------------------------------------------------- */
+
+DEVICE void tiles_load(const job &j, const memory &m) {
+    constexpr uint32_t HALF = COLUMNS / CLUSTER;
+    const uint32_t rank = cluster_rank();
+    turn t;
+    for (walk at(j); !at.is_over(); at.next()) {
+        const place here = at.here(j);
+        for (uint32_t step = 0; step < j.steps; ++step, t.next()) {
+            const uint32_t stage = m.stage(t.stage), barrier = m.full(t.stage);
+            barrier_wait(m.empty(t.stage), t.parity ^ 1);
+            barrier_expect(barrier, STAGE_BYTES);
+            box_load(stage, &j.dy, step * TERMS, here.row, barrier);
+            box_load_many(stage + OF_DY + rank * HALF * TERMS, &j.w, step * TERMS, here.column + rank * HALF, barrier,
+                          (1 << CLUSTER) - 1);
+        }
+    }
+}
+
+/* --- groups that multiply ---------------------------------------------------------------------------------------- */
+
+/* One of them: its 64 rows. FORMAT: of dy. */
+template <way WAY, int FORMAT>
+struct math {
+    static constexpr uint32_t COUNT = COLUMNS / 2; /* sums of a thread */
+    typedef float sums[COUNT];
+
+    const memory &m;
+    const uint32_t group, lane, steps, w_apart;
+    const uint64_t dy;     /* operand of the first stage */
+    uint64_t next;         /* of the next one */
+    uint32_t behind, last; /* barriers of the block that this lane tells: of the stage taken next, the last one's */
+    turn ahead;
+
+    METHOD math(const job &j, const memory &m_, uint32_t group_, uint32_t lane_)
+        : m(m_), group(group_), lane(lane_), steps(j.steps), w_apart((OF_DY - group_ * GROUP_ROWS * TERMS) / 16),
+          dy(operand(m_.stage(0) + group_ * GROUP_ROWS * TERMS)), next(dy),
+          behind(address_at(m_.empty(0), lane_ % CLUSTER)), last(behind + 8 * (STAGES - 1)) {}
+
+    METHOD void multiply(sums &part) {
+        barrier_wait(m.full(ahead.stage), ahead.parity);
+        const uint64_t first = next, second = first + w_apart;
+        mma_fence();
+#pragma unroll
+        for (uint32_t k = 0; k < TERMS / 32; ++k)
+            if (FORMAT == QE_FORMAT_E5M2)
+                mma_e5m2_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
+            else
+                mma_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
+        mma_commit();
+        ahead.next();
+        next = ahead.stage == 0 ? dy : next + STAGE_BYTES / 16;
+    }
+
+    /* What was multiplied: its stage is free, and it is added to the fp32 sums. */
+    METHOD void take(sums &total, sums &part) {
+        registers_pin(part);
+        if (lane < CLUSTER) barrier_arrive_there(behind);
+        behind = behind == last ? last - 8 * (STAGES - 1) : behind + 8;
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT; ++i) total[i] = add(total[i], part[i]);
+    }
+
+    METHOD void stages_sum(sums &total) {
+        float part[COUNT];
+#pragma unroll 1
+        for (uint32_t step = 0; step < steps; ++step) {
+            registers_pin(part);
+            multiply(part);
+            mma_wait<0>();
+            take(total, part);
+        }
+    }
+    METHOD void stages_sum_overlapped(sums &total) {
+        float part[2][COUNT];
+#pragma unroll 1
+        for (uint32_t step = 0; step < steps; step += BATCH) {
+            multiply(part[0]);
+#pragma unroll
+            for (uint32_t i = 1; i < BATCH; ++i) {
+                multiply(part[i % 2]);
+                mma_wait<1>();
+                take(total, part[(i + 1) % 2]);
+            }
+            mma_wait<0>();
+            take(total, part[1]);
+        }
+    }
+
+    /* Rounds sums to bf16 as cuBLASLt does, and lays them strip by strip. */
+    METHOD void lay(const sums &total, float alpha) const {
+        const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16;
+        const uint32_t row_at = m.half(group) + row * ROW_BYTES, turned = lane / 16 ^ lane % 8;
+#pragma unroll
+        for (uint32_t n = 0; n < COLUMNS / 16; ++n) {
+            uint32_t pairs[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i)
+                pairs[i] = round_bf16_pair(mul(total[n * 8 + 2 * i], alpha), mul(total[n * 8 + 2 * i + 1], alpha));
+            squares_store(row_at + n / 4 * STRIP_BYTES + ((turned ^ 2 * (n % 4)) << 4), pairs);
+        }
+    }
+
+    METHOD void run(const job &j) {
+        const float alpha = mul(*j.dy_scale, *j.w_scale);
+        uint32_t parity = 0;
+        for (walk at(j); !at.is_over(); at.next(), parity ^= 1) {
+            float total[COUNT];
+#pragma unroll
+            for (uint32_t i = 0; i < COUNT; ++i) total[i] = 0.0f;
+            if constexpr (WAY == OVERLAPPED)
+                stages_sum_overlapped(total);
+            else
+                stages_sum(total);
+            barrier_wait(m.drained(group), parity ^ 1);
+            lay(total, alpha);
+            warp_barrier(0xFFFFFFFFu);
+            if (lane == 0) barrier_arrive(m.filled(group));
+        }
+    }
+};
+
+/* --- warps that finish ------------------------------------------------------------------------------------------- */
+
+/* One of them: UNIT_ROWS rows of a tile, strip by strip. */
+template <int FORMAT>
+struct finisher {
+    const job &j;
+    const memory &m;
+    const uint32_t number, group, lane;
+
+    METHOD finisher(const job &j_, const memory &m_, uint32_t number_, uint32_t lane_)
+        : j(j_), m(m_), number(number_), group(number_ / HALF_FINISHERS), lane(lane_) {}
+
+    METHOD place unit_of(const place &tile, uint32_t strip) const {
+        return place{tile.row + number * UNIT_ROWS, tile.column + strip * STRIP};
+    }
+    METHOD bool is_inside(const place &unit) const {
+        return unit.row < j.planes.rows && unit.column < j.units;
+    }
+    /* Gate and up of SUB_ROWS rows, zeros where there are none. The whole warp has read what lay there. */
+    METHOD void bring(const place &unit, uint32_t slot) const {
+        if (lane != 0) return;
+        const uint32_t barrier = m.brought(number, slot), to = m.raw(number, slot), row = unit.row + slot * SUB_ROWS;
+        barrier_expect(barrier, RAW_BYTES);
+        box_load(to, &j.gate_up, unit.column, row, barrier);
+        box_load(to + RAW_BYTES / 2, &j.gate_up, unit.column + j.units, row, barrier);
+    }
+    /* Codes by rows. */
+    METHOD void send(const place &unit) const {
+        if (lane != 0) return;
+        box_store(&j.codes, m.codes(number), unit.column, unit.row);
+        box_store(&j.codes, m.codes(number) + BOX_BYTES, unit.column + j.units, unit.row);
+        stores_commit();
+    }
+    /* Both layouts of a unit whose codes lie in shared memory, which is free again then. */
+    METHOD void store(const lane_codes<FORMAT> &codes, const place &unit) const {
+        send(unit);
+        codes.store(j.planes, j.units, unit.row, unit.column);
+        if (lane == 0) stores_wait_read();
+        warp_barrier(0xFFFFFFFFu);
+    }
+
+    /* A tile, whose first unit is being brought; has the next one's brought where there is one. */
+    METHOD float tile_finish(const lane_codes<FORMAT> &codes, const place &tile, const place &next, bool is_last,
+                             float scale, float amax, uint32_t &parity) const {
+        const uint8_t *const dy = m.bytes(m.half(group)) + number % HALF_FINISHERS * UNIT_ROWS * ROW_BYTES;
+        const uint8_t *const raw = m.bytes(m.raw(number, 0));
+#pragma unroll 1
+        for (uint32_t part = 0; part < 2 * STRIPS; ++part) {
+            const uint32_t strip = part / 2, slot = part % 2;
+            const place unit = unit_of(tile, strip);
+            const bool ends = strip + 1 == STRIPS;
+            barrier_wait(m.brought(number, slot), parity);
+            parity ^= slot;
+            if (is_inside(unit))
+                amax = codes.make(raw + slot * RAW_BYTES, dy + strip * STRIP_BYTES + slot * SUB_ROWS * ROW_BYTES, slot,
+                                  scale, amax);
+            if (slot == 1) shared_publish();
+            warp_barrier(0xFFFFFFFFu);
+            if (!ends || !is_last) bring(ends ? unit_of(next, 0) : unit_of(tile, strip + 1), slot);
+            if (slot == 0) continue;
+            if (ends && lane == 0) barrier_arrive(m.drained(group));
+            if (is_inside(unit)) store(codes, unit);
+        }
+        return amax;
+    }
+
+    METHOD void run() const {
+        const float scale = scale_of(j.scale);
+        const int32_t seen = j.scale.amax ? load_shared_word(j.scale.amax) : 0;
+        const lane_codes<FORMAT> codes(lane, m.bytes(m.codes(number)));
+        float amax = 0.0f;
+        uint32_t parity = 0, brought_parity = 0;
+        walk at(j);
+        place tile = {};
+        if (!at.is_over()) {
+            tile = at.here(j);
+            bring(unit_of(tile, 0), 0);
+            bring(unit_of(tile, 0), 1);
+        }
+        for (; !at.is_over(); parity ^= 1) {
+            at.next();
+            const bool is_last = at.is_over();
+            const place next = is_last ? tile : at.here(j);
+            barrier_wait(m.filled(group), parity);
+            amax = tile_finish(codes, tile, next, is_last, scale, amax, brought_parity);
+            tile = next;
+        }
+        record_amax(j.scale.amax, amax, seen);
+        if (lane == 0) stores_wait();
+    }
+};
+
+template <way WAY, int FORMAT>
+KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) {
+    extern __shared__ uint8_t shared_raw[];
+    const memory m(shared_raw);
+    const uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
+    const uint32_t group = warp / GROUP_WARPS;
+    barriers_begin(m);
+    /* Each change of registers stands in front of its own code alone: so the assembler knows how many there are. */
+    if (group == 0) {
+        registers_lower<registers_of<WAY>::LOAD>();
+        if (threadIdx.x == 0) tiles_load(j, m);
+        warp_barrier(0xFFFFFFFFu);
+    } else if (group <= GROUPS) {
+        registers_raise<registers_of<WAY>::MATH>();
+        math<WAY, FORMAT>(j, m, group - 1, lane).run(j);
+    } else {
+        if (WAY == OVERLAPPED)
+            registers_lower<registers_of<WAY>::FINISH>();
+        else
+            registers_raise<registers_of<WAY>::FINISH>();
+        finisher<FORMAT>(j, m, warp % GROUP_WARPS, lane).run();
+        if (blockIdx.x == 0 && threadIdx.x == THREADS - 1) write_words(j.words, scale_of(j.scale));
+        warp_barrier(0xFFFFFFFFu);
+    }
+    cluster_sync(); /* a block that is gone has no barriers to arrive at */
+}
+
+} // namespace input_grad_swiglu
+
+#endif

@@ -1,0 +1,270 @@
+/* test_fused_input_grad.c - input gradients with swiglu's backward behind them that one kernel does: the same bits as
+ * the parts one after the other, in every shape that it takes; what it does not take is left to the parts; a race
+ * between the two can be run.
+ *
+ *   test_fused_input_grad   exit status 0, 1 when something does not hold, 77 where there is no GPU */
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/fused.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/product_kernels.h"
+#include "backend/cuda/products.h"
+
+enum { SKIPPED = 77, GUARD_BYTES = 256, POISON = 0xA5 };
+
+static cudaStream_t aside;
+
+/* --- an op's memory ---------------------------------------------------------------------------------------------- */
+
+enum { DY, DY_SCALE, W, W_SCALE, GATE_UP, SCALE, DX, DGATE_UP, AMAX, CODES, CODES_SCALE, TURNED, TURNED_SCALE, PLACES };
+enum { RESULTS_FROM = AMAX }; /* dx and dgate_up are scratch: not written where one pass does all */
+
+typedef struct memory {
+    char *at[PLACES];
+    size_t bytes[PLACES];
+} memory;
+
+typedef struct shape {
+    uint32_t rows, out, in;
+    qe_format format; /* of dy and of the codes */
+} shape;
+
+static void place(memory *m, int which, size_t bytes) {
+    m->bytes[which] = bytes;
+    assert_int_equal(cudaMalloc((void **)&m->at[which], bytes + GUARD_BYTES), cudaSuccess);
+    assert_int_equal(cudaMemset(m->at[which], POISON, bytes + GUARD_BYTES), cudaSuccess);
+}
+
+static void put_float(const memory *m, int which, float value) {
+    assert_int_equal(cudaMemcpy(m->at[which], &value, sizeof value, cudaMemcpyHostToDevice), cudaSuccess);
+}
+
+static memory memory_of(shape of) {
+    memory m;
+    const size_t rows = of.rows, out = of.out, in = of.in;
+    const size_t bytes[PLACES] = {rows * out,    4, out * in,      4, rows * in * 4, 4, rows * in * 2, rows * in * 4, 4,
+                                  rows * in * 2, 4, rows * in * 2, 4};
+    for (int i = 0; i < PLACES; i++) place(&m, i, bytes[i]);
+    assert_int_equal(qe_cuda_random(of.format, m.at[DY], rows * out, 1, aside), QE_OK);
+    assert_int_equal(qe_cuda_random(QE_FORMAT_E4M3, m.at[W], out * in, 2, aside), QE_OK);
+    assert_int_equal(qe_cuda_random(QE_FORMAT_BF16, m.at[GATE_UP], rows * in * 2, 3, aside), QE_OK);
+    assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
+    put_float(&m, DY_SCALE, 0.0171f);
+    put_float(&m, W_SCALE, 0.0007f);
+    put_float(&m, SCALE, 9.7f);
+    put_float(&m, AMAX, 0.0f);
+    return m;
+}
+
+/* Nothing was written behind what is one's own. */
+static void guards_hold(const memory *m) {
+    unsigned char guard[GUARD_BYTES], wanted[GUARD_BYTES];
+    memset(wanted, POISON, sizeof wanted);
+    for (int i = 0; i < PLACES; i++) {
+        assert_int_equal(cudaMemcpy(guard, m->at[i] + m->bytes[i], GUARD_BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_memory_equal(guard, wanted, GUARD_BYTES);
+    }
+}
+
+static void memory_free(memory *m) {
+    for (int i = 0; i < PLACES; i++) (void)cudaFree(m->at[i]);
+}
+
+static qe_qtensor codes_at(const memory *m, int which, qe_format format, uint32_t rows, uint32_t columns,
+                           uint8_t transposed) {
+    return (qe_qtensor){.codes = m->at[which], .scale_inv = (float *)m->at[which + 1], .rows = rows,
+                        .columns = columns, .format = (uint8_t)format, .blocking = QE_BLOCKING_TENSOR,
+                        .transposed = transposed};
+}
+
+static qe_op op_of(const memory *m, shape of) {
+    return (qe_op){
+        .kind = QE_OP_LINEAR_INPUT_GRAD,
+        .args.linear_input_grad = {
+            .dy = codes_at(m, DY, of.format, of.rows, of.out, 0), .w = codes_at(m, W, QE_FORMAT_E4M3, of.out, of.in, 1),
+            .dx = m->at[DX], .rows = of.rows, .in = of.in, .out = of.out, .accumulation = QE_ACCUMULATE_SPLIT,
+            .gate_up = m->at[GATE_UP], .dgate_up = m->at[DGATE_UP],
+            .target = {.recipe = QE_RECIPE_DELAYED, .format = (uint8_t)of.format,
+                       .scale = (const float *)m->at[SCALE], .amax = (float *)m->at[AMAX],
+                       .operand = codes_at(m, CODES, of.format, of.rows, 2 * of.in, 0),
+                       .retained = codes_at(m, TURNED, of.format, of.rows, 2 * of.in, 1)}},
+    };
+}
+
+static qe_cuda_gemm *gemm_open(void) {
+    qe_cuda_gemm *gemm = NULL;
+    qe_error error = {0};
+    assert_int_equal(qe_cuda_gemm_create(aside, &gemm, &error), QE_OK);
+    return gemm;
+}
+
+static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    assert_int_equal(qe_op_parts(op, parts), 2);
+    const qe_status status = qe_cuda_gemm_run(context, &parts[0], stream);
+    return status == QE_OK ? qe_cuda_swiglu_backward_quantize(&parts[1].args.swiglu_backward, stream) : status;
+}
+
+/* --- the same bits ----------------------------------------------------------------------------------------------- */
+
+static void results_equal(const memory *m, const memory *other) {
+    for (int i = RESULTS_FROM; i < PLACES; i++) {
+        char *one = malloc(m->bytes[i]), *two = malloc(m->bytes[i]);
+        assert_non_null(one);
+        assert_non_null(two);
+        assert_int_equal(cudaMemcpy(one, m->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_int_equal(cudaMemcpy(two, other->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_memory_equal(one, two, m->bytes[i]);
+        free(one);
+        free(two);
+    }
+}
+
+typedef struct given {
+    int which; /* place whose first bytes are given instead */
+    const void *bytes;
+    size_t count;
+} given;
+
+static void give(const memory *m, const given *what) {
+    assert_int_equal(cudaMemcpy(m->at[what->which], what->bytes, what->count, cudaMemcpyHostToDevice), cudaSuccess);
+}
+
+static void change_nothing(qe_op *op) { (void)op; }
+static void leave_amax_out(qe_op *op) { op->args.linear_input_grad.target.amax = NULL; }
+
+static void expect_equal(qe_cuda_gemm *gemm, shape of, void (*change)(qe_op *op), const given *what) {
+    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
+    const qe_cuda_choice *chosen;
+    memory whole = memory_of(of), apart = memory_of(of);
+    qe_op one = op_of(&whole, of), two = op_of(&apart, of), parts[QE_OP_PARTS_MAX];
+    change(&one);
+    change(&two);
+    if (what) {
+        give(&whole, what);
+        give(&apart, what);
+    }
+    (void)qe_op_parts(&two, parts);
+    assert_int_equal(qe_cuda_gemm_prepare(gemm, &parts[0], 0, NULL), QE_OK);
+    assert_int_equal(qe_cuda_fused_prepare(fused, &one, NULL, &chosen, NULL), QE_OK);
+    assert_true(qe_cuda_fused_takes(fused, &one));
+    for (int turn = 0; turn < 3; turn++) {
+        assert_int_equal(qe_cuda_fused_run(fused, &one, aside), QE_OK);
+        assert_int_equal(apart_queue(gemm, &two, aside), QE_OK);
+        assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
+        results_equal(&whole, &apart);
+    }
+    guards_hold(&whole);
+    memory_free(&whole);
+    memory_free(&apart);
+}
+
+/* Both ways to multiply, whole tiles and such that are cut at both edges; the last as in a layer. */
+static void one_kernel_has_the_bits_of_the_parts(void) {
+    static const shape shapes[] = {
+        {128, 128, 128, QE_FORMAT_E5M2},    {32, 128, 64, QE_FORMAT_E4M3},      {352, 1024, 448, QE_FORMAT_E5M2},
+        {2048, 512, 1280, QE_FORMAT_E4M3},  {2048, 2048, 8192, QE_FORMAT_E5M2}, {352, 4096, 448, QE_FORMAT_E4M3},
+        {1952, 384, 12352, QE_FORMAT_E4M3}, {96, 5120, 320, QE_FORMAT_E5M2},    {2048, 4096, 14336, QE_FORMAT_E5M2}};
+    qe_cuda_gemm *gemm = gemm_open();
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        printf("  %u rows, %u to %u\n", shapes[i].rows, shapes[i].out, shapes[i].in);
+        expect_equal(gemm, shapes[i], change_nothing, NULL);
+    }
+    expect_equal(gemm, shapes[2], leave_amax_out, NULL);
+    qe_cuda_gemm_destroy(gemm);
+}
+
+/* A row of dy with a NaN, one of zeros, one of the largest codes; gates and ups that are no numbers, or large ones. */
+static void what_is_no_number_has_the_same_bits_too(void) {
+    enum { OUT = 1024, GATES = 512 };
+    static const uint16_t odd[] = {0x7F80, 0xFF80, 0x7FC0, 0xFF81, 0x0000, 0x8000, 0x7F7F, 0xFF7F,
+                                   0x0001, 0x42AE, 0xC2AE, 0x42AF, 0xC2AF, 0x3F80, 0xBF80, 0x43C8};
+    const shape of = {256, OUT, 256, QE_FORMAT_E5M2};
+    unsigned char codes[3 * OUT];
+    uint16_t gates[GATES];
+    qe_cuda_gemm *gemm = gemm_open();
+    memset(codes, 0x38, OUT);
+    codes[17] = 0x7F;
+    memset(codes + OUT, 0, OUT);
+    memset(codes + (size_t)2 * OUT, 0x7B, OUT);
+    for (size_t i = 0; i < GATES; i++) gates[i] = odd[i * 7 % (sizeof odd / sizeof *odd)];
+    expect_equal(gemm, of, change_nothing, &(given){DY, codes, sizeof codes});
+    expect_equal(gemm, of, change_nothing, &(given){GATE_UP, gates, sizeof gates});
+    qe_cuda_gemm_destroy(gemm);
+}
+
+/* --- what is left to the parts ----------------------------------------------------------------------------------- */
+
+#define ARGS(op) ((op)->args.linear_input_grad)
+static void be_fast(qe_op *op) { ARGS(op).accumulation = QE_ACCUMULATE_FAST; }
+static void be_current(qe_op *op) { ARGS(op).target.recipe = QE_RECIPE_CURRENT; }
+static void be_of_another_format(qe_op *op) { ARGS(op).target.format = QE_FORMAT_E4M3; }
+static void be_odd(qe_op *op) { ARGS(op).rows -= 16; }
+static void be_narrow(qe_op *op) { ARGS(op).in -= 32; }
+static void be_in_place(qe_op *op) { ARGS(op).target.operand.codes = ARGS(op).dy.codes; }
+static void share_a_scale(qe_op *op) { ARGS(op).target.operand.scale_inv = ARGS(op).dy.scale_inv; }
+static void leave_codes_out(qe_op *op) { ARGS(op).target.operand = (qe_qtensor){0}; }
+static void have_no_target(qe_op *op) { ARGS(op).target = (qe_quantize_target){0}; }
+
+static void what_no_kernel_takes_stays_apart(void) {
+    static void (*const changes[])(qe_op *op) = {be_fast,   be_current,  be_of_another_format, be_odd,
+                                                 be_narrow, be_in_place, share_a_scale,        leave_codes_out,
+                                                 have_no_target};
+    const shape of = {256, 256, 256, QE_FORMAT_E5M2};
+    qe_cuda_gemm *gemm = gemm_open();
+    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
+    memory m = memory_of(of);
+    const qe_cuda_choice *chosen;
+    const qe_op fits = op_of(&m, of);
+    assert_int_equal(qe_cuda_fused_prepare(fused, &fits, NULL, &chosen, NULL), QE_OK);
+    assert_true(qe_cuda_fused_takes(fused, &fits));
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        qe_op op = fits;
+        changes[i](&op);
+        assert_int_equal(qe_cuda_fused_prepare(fused, &op, NULL, &chosen, NULL), QE_OK);
+        assert_null(chosen);
+        assert_false(qe_cuda_fused_takes(fused, &op));
+    }
+    memory_free(&m);
+    qe_cuda_gemm_destroy(gemm);
+}
+
+static void a_race_chooses_once(void) {
+    const shape of = {2048, 1024, 4096, QE_FORMAT_E5M2};
+    qe_cuda_gemm *gemm = gemm_open();
+    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
+    const qe_fused_apart apart = {apart_queue, gemm};
+    const qe_cuda_choice *chosen;
+    memory m = memory_of(of);
+    qe_op op = op_of(&m, of), parts[QE_OP_PARTS_MAX];
+    (void)qe_op_parts(&op, parts);
+    assert_int_equal(qe_cuda_gemm_prepare(gemm, &parts[0], 0, NULL), QE_OK);
+    assert_int_equal(qe_cuda_fused_prepare(fused, &op, &apart, &chosen, NULL), QE_OK);
+    assert_non_null(chosen);
+    printf("  %s: %s\n", chosen->key, qe_cuda_fused_takes(fused, &op) ? "whole" : "apart");
+    assert_int_equal(qe_cuda_fused_prepare(fused, &op, &apart, &chosen, NULL), QE_OK);
+    assert_null(chosen);
+    memory_free(&m);
+    qe_cuda_gemm_destroy(gemm);
+}
+
+int main(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        printf("skipped: there is no GPU\n");
+        return SKIPPED;
+    }
+    assert_int_equal(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
+    one_kernel_has_the_bits_of_the_parts();
+    what_is_no_number_has_the_same_bits_too();
+    what_no_kernel_takes_stays_apart();
+    a_race_chooses_once();
+    (void)cudaStreamDestroy(aside);
+    printf("input gradients of two parts: all holds\n");
+    return 0;
+}
