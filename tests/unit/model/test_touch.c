@@ -479,19 +479,31 @@ static qe_frame frame_of(lab *l, uint32_t stage, uint32_t stages, int training, 
     return frame;
 }
 
-/* Effects of a lowering, one after another. */
+/* Ops and effects of a lowering, one after another. */
 typedef struct told {
+    qe_op ops[RANGES_MAX];
     qe_effect effects[RANGES_MAX];
-    uint32_t count;
+    uint32_t op_count, count;
 } told;
 
 static qe_status sink_effects(void *context, const qe_op *op, const qe_effect *effects, uint32_t count) {
     told *t = context;
-    (void)op;
-    assert_true(t->count + count <= RANGES_MAX);
+    assert_true(t->count + count <= RANGES_MAX && t->op_count < RANGES_MAX);
+    t->ops[t->op_count++] = *op;
     memcpy(&t->effects[t->count], effects, count * sizeof *effects);
     t->count += count;
     return QE_OK;
+}
+
+/* Of the same op with its addresses and without: what differs is what qe_op_is_address says, and all of that. A seal
+ * that took an address for a constant would refuse every other place. */
+static void addresses_are_known(const qe_op *with, const qe_op *without) {
+    assert_int_equal(with->kind, without->kind);
+    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++) {
+        const int is_address = qe_op_is_address(with->kind, i * 8) && with->args.raw[i] != 0;
+        if ((with->args.raw[i] != without->args.raw[i]) != is_address)
+            fail_msg("%s: word %u is %s address", qe_op_title(with), i, is_address ? "no" : "an unknown");
+    }
 }
 
 /* A plan is made before there are addresses: what is declared may not depend on them. */
@@ -508,13 +520,15 @@ static void addresses_change_no_effect(const lab *l, const qe_frame *frame, qe_p
         memcpy(places[i].scale_object, placed->scale_object, sizeof places[i].scale_object);
     }
     bare.weights = places;
-    bare.work = NULL, bare.constants = NULL, bare.tokens = bare.targets = NULL, bare.loss = NULL;
+    bare.work = bare.workspace = NULL, bare.constants = NULL, bare.tokens = bare.targets = NULL, bare.loss = NULL;
     for (int kind = 0; kind < QE_SLOT_KINDS; kind++) bare.slot[kind].at = NULL;
-    with.count = without.count = 0;
+    with.count = without.count = with.op_count = without.op_count = 0;
     assert_int_equal(qe_model_table()->lower(l->model, frame, which, &(qe_sink){&with, sink_effects}), QE_OK);
     assert_int_equal(qe_model_table()->lower(l->model, &bare, which, &(qe_sink){&without, sink_effects}), QE_OK);
     assert_int_equal(with.count, without.count);
     assert_memory_equal(with.effects, without.effects, with.count * sizeof *with.effects);
+    assert_int_equal(with.op_count, without.op_count);
+    for (uint32_t i = 0; i < with.op_count; i++) addresses_are_known(&with.ops[i], &without.ops[i]);
     free(places);
 }
 
