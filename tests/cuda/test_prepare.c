@@ -69,14 +69,22 @@ qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t str
     return (void)gemm, (void)stream, launch(qe_op_name(op->kind));
 }
 qe_cuda_fused *qe_cuda_gemm_fused(const qe_cuda_gemm *gemm) { return (void)gemm, NULL; }
+/* Not in place, and not over the end of the operand. */
+enum { OVER_THE_END = 1 << 20 };
+int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op) {
+    const char *x = op->args.linear.x.codes, *codes = op->args.linear.target.operand.codes;
+    return (void)fused, now.fuses && (op->kind != QE_OP_LINEAR || (codes != x && codes != x + OVER_THE_END));
+}
 qe_status qe_cuda_fused_prepare(qe_cuda_fused *fused, const qe_op *op, const qe_fused_apart *apart,
                                 const qe_cuda_choice **chosen_out, qe_error *error_out) {
     (void)fused, (void)error_out;
     *chosen_out = NULL;
-    now.is_fused = now.fuses;
+    now.is_fused = qe_cuda_fused_fits(fused, op);
     return apart ? apart->queue(apart->context, op, NULL) : QE_OK;
 }
-int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op) { return (void)fused, (void)op, now.is_fused; }
+int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op) {
+    return now.is_fused && qe_cuda_fused_fits(fused, op);
+}
 qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
     return (void)fused, (void)stream, launch(qe_op_title(op));
 }
@@ -183,10 +191,10 @@ static qe_status other_queue(void *context, const qe_op *op, cudaStream_t stream
 }
 
 static qe_op with_target(qe_op_kind kind) {
-    static char somewhere;
+    static _Alignas(16) char places[QE_OP_RAW_WORDS][16];
     qe_op op = {.kind = kind};
     for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
-        if (qe_op_is_address(kind, i * 8)) op.args.raw[i] = (uint64_t)(uintptr_t)&somewhere;
+        if (qe_op_is_address(kind, i * 8)) op.args.raw[i] = (uint64_t)(uintptr_t)places[i];
     return op;
 }
 
@@ -226,6 +234,39 @@ static void expect_fused(void) {
     now.fuses = 0;
 }
 
+static void prepare_expecting(qe_device *device, const qe_op *op, const char *what, const char *wanted) {
+    qe_error error = {0};
+    now.order[0] = 0;
+    const int good = qe_cuda_op_prepare(device, op, &error) == QE_OK && strcmp(now.order, wanted) == 0;
+    checked++;
+    failed += !good;
+    if (!good) printf("FAILED %s: \"%s\", not \"%s\"\n", what, now.order, wanted);
+}
+
+/* What was made ready for one op is not taken to be ready for another, whose operands lie so that other kernels run:
+ * one in the other's place, off whole sixteens, or nowhere. Elsewhere alone makes no difference. */
+static void expect_by_place(void) {
+    qe_device device = {0};
+    const qe_op fits = with_target(QE_OP_LINEAR);
+    qe_op in_place = fits, over = fits, unaligned = fits, moved = fits, evaluates = fits;
+    in_place.args.linear.target.operand.codes = fits.args.linear.x.codes;
+    over.args.linear.target.operand.codes = (char *)fits.args.linear.x.codes + OVER_THE_END;
+    unaligned.args.linear.y = (char *)fits.args.linear.y + 2;
+    evaluates.args.linear.target.retained = (qe_qtensor){0};
+    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
+        if (qe_op_is_address(fits.kind, i * 8)) moved.args.raw[i] += 4096;
+    now.queued = QE_OK, now.last = now.ended = cudaSuccess, now.is_fused = 0, now.fuses = 1;
+    prepare_expecting(&device, &in_place, "in place", "choose linear swiglu_quantize ");
+    prepare_expecting(&device, &fits, "apart", "choose linear_swiglu_quantize ");
+    prepare_expecting(&device, &moved, "moved", "");
+    prepare_expecting(&device, &over, "over the end", "choose linear swiglu_quantize ");
+    prepare_expecting(&device, &unaligned, "unaligned", "choose linear_swiglu_quantize ");
+    prepare_expecting(&device, &evaluates, "one plane", "choose linear_swiglu_quantize ");
+    prepare_expecting(&device, &in_place, "in place again", "");
+    now.fuses = 0;
+    free(device.loaded);
+}
+
 int main(void) {
     expect("a launch", QE_OK, cudaSuccess, cudaSuccess, QE_OK, "", "");
     expect("an error from before", QE_OK, cudaErrorInvalidDevice, cudaSuccess, QE_OK, "", "");
@@ -247,6 +288,7 @@ int main(void) {
     expect_parts(QE_OP_ATTENTION, 1, "other-choose other attention quantize ");
     expect_parts(QE_OP_ATTENTION_BACKWARD, 1, "choose attention_backward_rope_quantize ");
     expect_fused();
+    expect_by_place();
     printf("%d checks, %d failed\n", checked, failed);
     return failed > 0;
 }

@@ -47,7 +47,7 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused) {
 
 /* --- what kernels take ------------------------------------------------------------------------------------------- */
 
-static int fits(const qe_cuda_fused *fused, const qe_op *op) {
+int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op) {
     if (op->kind == QE_OP_LINEAR) return fused->linear.encode != NULL && qe_linear_swiglu_fits(&op->args.linear);
     if (op->kind == QE_OP_LINEAR_INPUT_GRAD)
         return fused->input_grad.encode != NULL && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
@@ -92,7 +92,7 @@ static const qe_cuda_choice *way_add(qe_cuda_fused *fused, const qe_fused_shape 
 static int shape_of(const qe_cuda_fused *fused, const qe_op *op, qe_fused_shape *shape_out) {
     qe_product product;
     qe_op parts[QE_OP_PARTS_MAX];
-    if (qe_op_parts(op, parts) == 1 || !fits(fused, op)) return 0;
+    if (qe_op_parts(op, parts) == 1 || !qe_cuda_fused_fits(fused, op)) return 0;
     if (qe_product_of(op, &product, NULL) != QE_OK) return 0;
     qe_fused_shape_of(op, &product, shape_out);
     return 1;

@@ -30,8 +30,9 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused);
  * On failure: QE_ERROR_MEMORY, QE_ERROR_DEVICE. */
 qe_status qe_cuda_fused_prepare(qe_cuda_fused *fused, const qe_op *op, const qe_fused_apart *apart,
                                 const qe_cuda_choice **chosen_out, qe_error *error_out);
-/* Is this op run whole? 0 where nothing was prepared or chosen. Depends on the shape, on which addresses are NULL or
- * equal, and on the choice. */
+/* Could it be? Depends on the shape, and on which addresses are NULL and which bytes overlap. */
+int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op);
+/* Is this op run whole? 0 where nothing was prepared or chosen. Depends on the choice besides. */
 int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op);
 /* Queues it. Requires: it is taken. Capture: recorded. On failure: QE_ERROR_DEVICE. */
 qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream);

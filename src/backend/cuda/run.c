@@ -74,7 +74,7 @@ static qe_status part_queue(qe_device *device, const qe_op *op, cudaStream_t str
 /* --- ops of two parts -------------------------------------------------------------------------------------------- */
 
 /* Does one pass of this room do both parts? The others are queued one behind the other. The same answer in every mode:
- * it depends on shapes, on which addresses are NULL or equal, and on what was chosen. */
+ * it depends on shapes, on which addresses are NULL and whose bytes overlap, and on what was chosen. */
 static int takes_whole(const qe_device *device, const qe_op *op) {
     switch (op->kind) {
         case QE_OP_ATTENTION:
@@ -157,14 +157,36 @@ static qe_status attention_prepare(qe_device *device, const qe_op *op, qe_error 
     return after == before ? QE_OK : choice_tell(device, &choices[after - 1], error_out);
 }
 
-/* Everything of an op but where its bytes lie: ops that are alike run the same kernels. A copy runs one only within the
- * device. */
-static uint64_t likeness(const qe_op *op) {
+static int is_address(const qe_op *op, uint32_t word) {
+    return qe_op_is_address(op->kind, word * (uint32_t)sizeof op->args.raw[0]);
+}
+
+/* What kernels are chosen by of where bytes lie: whether there are any, whether they begin at whole sixteens, and
+ * whether another operand begins there too. */
+static uint64_t address_likeness(const qe_op *op, uint32_t word) {
+    enum { NONE, UNALIGNED, ALIGNED, CLASSES };
+    const uint64_t at = op->args.raw[word];
+    uint32_t first = 0;
+    if (at == 0) return NONE;
+    while (!is_address(op, first) || op->args.raw[first] != at) first++;
+    return first * CLASSES + (at % 16 == 0 ? ALIGNED : UNALIGNED);
+}
+
+/* Of an op of two parts: whether one kernel could do it, which also depends on whose bytes overlap. */
+static int may_be_whole(const qe_device *device, const qe_op *op) {
+    qe_op parts[QE_OP_PARTS_MAX];
+    if (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD) return 0;
+    return qe_op_parts(op, parts) > 1 && qe_cuda_fused_fits(qe_cuda_gemm_fused(device->gemm), op);
+}
+
+/* Everything of an op but just where its bytes lie: ops that are alike run the same kernels. A copy runs one only
+ * within the device. */
+static uint64_t likeness(const qe_device *device, const qe_op *op) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)op->kind; /* FNV-1a, by words */
     if (op->kind == QE_OP_COPY && is_within_device(&op->args.copy)) hash++;
+    if (may_be_whole(device, op)) hash++;
     for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++) {
-        uint64_t word = op->args.raw[i];
-        if (qe_op_is_address(op->kind, i * (uint32_t)sizeof word)) word = word != 0;
+        const uint64_t word = is_address(op, i) ? address_likeness(op, i) : op->args.raw[i];
         hash = (hash ^ word) * UINT64_C(0x100000001b3);
     }
     return hash;
@@ -203,8 +225,8 @@ static qe_status failure_take(qe_device *device, const qe_op *op, qe_error *erro
 static qe_status launch_refused(const qe_op *op, qe_status queued, cudaError_t launched, qe_error *error_out) {
     const char *name = qe_op_name(op->kind);
     if (queued == QE_ERROR_ARGUMENT)
-        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes that are multiples of 16",
-                            "the device cannot compute %s of this shape", name);
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes, and addresses, that are multiples of 16",
+                            "the device cannot compute %s of this shape, or where its operands lie", name);
     if (launched == cudaErrorInvalidConfiguration)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use fewer tokens in a microbatch, or smaller sizes",
                             "%s of this shape needs more blocks than a launch may have", name);
@@ -217,7 +239,7 @@ static qe_status launch_refused(const qe_op *op, qe_status queued, cudaError_t l
 static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *error_out) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
-    uint64_t hash = likeness(op);
+    uint64_t hash = likeness(device, op);
     if (is_loaded(device, hash)) return QE_OK;
     QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
                          error_out));
@@ -284,7 +306,7 @@ static qe_status first_prepare(qe_device *device, const qe_op *op, qe_error *err
 qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     if (op->kind == QE_OP_SEND || op->kind == QE_OP_RECV)
         return qe_cuda_channel_prepare(op->args.transfer.channel, op->args.transfer.bytes, device->aside, error_out);
-    if (is_loaded(device, likeness(op))) return QE_OK;
+    if (is_loaded(device, likeness(device, op))) return QE_OK;
     const uint64_t free_before = free_bytes(), lent = lent_bytes(device);
     const qe_status status = first_prepare(device, op, error_out);
     const uint64_t kept = free_bytes() + lent_bytes(device) - lent;
