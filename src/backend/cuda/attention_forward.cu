@@ -105,11 +105,20 @@ qe_status attend_launch(const qe_attention_own *own, const qe_args_attention *a,
                               : dim_launch<64, FORMAT>(own, a, job, stream);
 }
 
+/* Codes are written while queries and keys are still read, and log-sums written. */
+bool lies_apart(const qe_args_attention *a, const void *codes) {
+    const uint64_t tokens = static_cast<uint64_t>(a->sequences) * a->sequence;
+    const uint64_t bytes = tokens * a->heads * a->head_dim;
+    return is_apart(codes, bytes, a->qkv, tokens * row_of(a) * 2) &&
+           is_apart(codes, bytes, a->lse, tokens * a->heads * sizeof(float));
+}
+
 /* Is the target one whose codes are made straight from results? */
 bool makes_codes(const qe_args_attention *a, code_planes *planes_out) {
     const places to = places_of(&a->target, a->sequences * a->sequence, a->heads * a->head_dim);
     return a->target.recipe == QE_RECIPE_DELAYED && a->sequence % 16 == 0 && planes_of(to, planes_out) &&
-           (planes_out->by_rows || planes_out->by_columns);
+           (planes_out->by_rows || planes_out->by_columns) && lies_apart(a, planes_out->by_rows) &&
+           lies_apart(a, planes_out->by_columns);
 }
 
 qe_status codes_run(const qe_attention_own *own, const qe_args_attention *a, const code_planes &planes,
@@ -128,7 +137,14 @@ int qe_attention_forward_takes(const qe_args_attention *a) {
     constexpr uint64_t INDEX_MAX = 1ull << 31; /* of what is counted in 32 bits */
     if (a->head_dim != 64 && a->head_dim != 128) return 0;
     const uint64_t row = (a->heads + 2ull * a->kv_heads) * a->head_dim;
-    return blocks_of(a) * QUERIES < INDEX_MAX && blocks_of(a) * a->heads * a->sequences < INDEX_MAX && row < INDEX_MAX;
+    const uint64_t tokens = static_cast<uint64_t>(a->sequences) * a->sequence;
+    if (row >= INDEX_MAX || tokens >= INDEX_MAX) return 0; /* so that the products below do not overflow */
+    return blocks_of(a) * QUERIES < INDEX_MAX && blocks_of(a) * a->heads * a->sequences < INDEX_MAX;
+}
+
+int qe_attention_forward_quantizes(const qe_args_attention *a) {
+    code_planes planes;
+    return makes_codes(a, &planes);
 }
 
 qe_status qe_attention_forward_run(const qe_attention_own *own, const qe_args_attention *a, cudaStream_t stream) {

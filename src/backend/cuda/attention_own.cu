@@ -273,7 +273,8 @@ qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, 
     LAUNCH_TRY(sums_make<DIM>(own, a, of, workspace, stream));
     const bool quantizes = qe_attention_backward_quantizes(a);
     const dim3 blocks = codes_blocks<DIM>(of);
-    if (quantizes && blocks.x * blocks.y >= CODES_BLOCKS_MIN && codes_job_of(a, job, &codes))
+    const bool is_worth = blocks.x * blocks.y >= CODES_BLOCKS_MIN && blocks.y <= GRID_TALL_MAX;
+    if (quantizes && is_worth && codes_job_of(a, job, &codes))
         return codes_finish<DIM>(codes, a->target.format, stream);
     LAUNCH_TRY(values_finish<DIM>(job, stream));
     if (!quantizes) return QE_OK;

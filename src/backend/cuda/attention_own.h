@@ -33,6 +33,9 @@ qe_status qe_attention_own_run(const qe_attention_own *own, const qe_args_attent
 /* The same of forward, which needs no workspace. Its target is filled as QE_OP_QUANTIZE fills it.
  * On failure: as above, and what quantizing may return. */
 int qe_attention_forward_takes(const qe_args_attention *args);
+/* Does its kernel make the target's codes, too? Else quantizing is a kernel behind it: the same bits. Depends on the
+ * shape, the target, and whose bytes overlap. Touches no device. Requires: it is taken. */
+int qe_attention_forward_quantizes(const qe_args_attention *args);
 qe_status qe_attention_forward_run(const qe_attention_own *own, const qe_args_attention *args, cudaStream_t stream);
 
 #ifdef __cplusplus

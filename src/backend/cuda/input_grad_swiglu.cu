@@ -104,8 +104,11 @@ bool is_code(const qe_qtensor &tensor, bool is_transposed) {
 }
 
 /* What is written while dy, the weights, gate and up are still read lies elsewhere. */
-bool is_apart(const qe_args_linear_input_grad *a, const qe_qtensor &written) {
-    return written.codes != a->dy.codes && written.codes != a->w.codes && written.codes != a->gate_up &&
+bool lies_apart(const qe_args_linear_input_grad *a, const qe_qtensor &written) {
+    const uint64_t rows = a->rows, in = a->in, out = a->out, bytes = rows * in * 2;
+    return is_apart(written.codes, bytes, a->dy.codes, rows * out) &&
+           is_apart(written.codes, bytes, a->w.codes, out * in) &&
+           is_apart(written.codes, bytes, a->gate_up, rows * in * 4) &&
            written.scale_inv != a->dy.scale_inv && written.scale_inv != a->w.scale_inv;
 }
 
@@ -115,7 +118,7 @@ bool is_target(const qe_args_linear_input_grad *a) {
     code_planes planes;
     return target.recipe == QE_RECIPE_DELAYED && target.format == a->dy.format && target.scale != nullptr &&
            planes_of(places_of(&target, a->rows, 2 * a->in), &planes) && planes.by_rows && planes.by_columns &&
-           is_apart(a, target.operand) && is_apart(a, target.retained);
+           lies_apart(a, target.operand) && lies_apart(a, target.retained);
 }
 
 } // namespace
@@ -140,7 +143,9 @@ qe_status qe_input_grad_swiglu_open(qe_input_grad_swiglu *own_out) {
 
 int qe_input_grad_swiglu_fits(const qe_args_linear_input_grad *a) {
     constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
+    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's have a sign */
     if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
+    if (a->rows > COORDINATE_MAX || a->in > COORDINATE_MAX / 2 || a->out > COORDINATE_MAX) return 0;
     if (a->rows % UNIT_ROWS || a->in % STRIP || a->out % TERMS) return 0;
     if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->in, STRIP) > TILES_MAX) return 0;
     if (a->dy.format != QE_FORMAT_E4M3 && a->dy.format != QE_FORMAT_E5M2) return 0;

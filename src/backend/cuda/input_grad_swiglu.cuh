@@ -381,6 +381,7 @@ KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) 
     } else if (group <= GROUPS) {
         registers_raise<registers_of<WAY>::MATH>();
         math<WAY, FORMAT>(j, m, group - 1, lane).run(j);
+        warp_barrier(0xFFFFFFFFu); /* whole warps meet the cluster */
     } else {
         if (WAY == OVERLAPPED)
             registers_lower<registers_of<WAY>::FINISH>();

@@ -91,9 +91,12 @@ bool is_code(const qe_qtensor &tensor) {
 }
 
 /* What is written while x and the weights are still read lies elsewhere. */
-bool is_apart(const qe_args_linear *a, const qe_qtensor &written) {
+bool lies_apart(const qe_args_linear *a, const qe_qtensor &written) {
+    const uint64_t rows = a->rows, in = a->in, out = a->out, bytes = rows * (out / 2);
     if (written.codes == nullptr) return true;
-    return written.codes != a->x.codes && written.codes != a->w.codes && written.codes != a->y &&
+    return is_apart(written.codes, bytes, a->x.codes, rows * in) &&
+           is_apart(written.codes, bytes, a->w.codes, out * in) &&
+           is_apart(written.codes, bytes, a->y, rows * out * 2) &&
            written.scale_inv != a->x.scale_inv && written.scale_inv != a->w.scale_inv;
 }
 
@@ -101,8 +104,8 @@ bool is_target(const qe_args_linear *a) {
     const qe_quantize_target &target = a->target;
     code_planes planes;
     return target.recipe == QE_RECIPE_DELAYED && target.format == QE_FORMAT_E4M3 && target.scale != nullptr &&
-           planes_of(places_of(&target, a->rows, a->out / 2), &planes) && is_apart(a, target.operand) &&
-           is_apart(a, target.retained);
+           planes_of(places_of(&target, a->rows, a->out / 2), &planes) && lies_apart(a, target.operand) &&
+           lies_apart(a, target.retained);
 }
 
 } // namespace
@@ -130,7 +133,9 @@ qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
 
 int qe_linear_swiglu_fits(const qe_args_linear *a) {
     constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
+    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's coordinates have a sign */
     if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
+    if (a->rows > COORDINATE_MAX || a->in > COORDINATE_MAX || a->out > COORDINATE_MAX) return 0;
     if (a->rows % ROW_MULTIPLE || a->in % TERMS || a->out % (2 * COLUMN_MULTIPLE)) return 0;
     if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->out / 2, COLUMNS) > TILES_MAX) return 0;
     if (a->accumulation != QE_ACCUMULATE_FAST || a->residual != nullptr) return 0;

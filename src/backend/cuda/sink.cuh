@@ -276,6 +276,12 @@ static inline bool planes_of(const places &to, code_planes *planes_out) {
     return to.rows % 16 == 0 && to.columns % 16 == 0;
 }
 
+/* Have they no byte in common? What is made in one pass must not lie where others still read. */
+static inline bool is_apart(const void *one, uint64_t bytes, const void *other, uint64_t other_bytes) {
+    const uintptr_t a = reinterpret_cast<uintptr_t>(one), b = reinterpret_cast<uintptr_t>(other);
+    return one == nullptr || other == nullptr || (a < b ? b - a >= bytes : a - b >= other_bytes);
+}
+
 /* Codes under scales that are known when the kernels run. format: of the codes, FORMAT_NONE: only the amax. */
 template <typename Source>
 static qe_status scaled_quantize(const Source &source, const places &to, int format, const scaling &scale,
