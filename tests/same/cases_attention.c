@@ -17,14 +17,16 @@ typedef struct attention_shape {
 } attention_shape;
 
 /* One key seen, blocks that are not full, several blocks of keys, groups of one and of eight, two sequences, odd
- * lengths, more pieces of work than a chip has multiprocessors. */
+ * lengths. */
 static const attention_shape shapes[] = {{1, 16, 1, 1, 64},  {2, 96, 4, 2, 64},   {1, 160, 4, 4, 128},
                                          {2, 208, 6, 2, 64}, {1, 272, 8, 1, 128}, {2, 320, 8, 2, 128},
                                          {2, 128, 3, 3, 64}, {1, 256, 2, 2, 128}, {3, 131, 4, 2, 128},
-                                         {1, 77, 3, 3, 64},  {2, 400, 40, 8, 64}};
+                                         {1, 77, 3, 3, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
-/* As many blocks as ours wants before it makes codes straight from its sums: with parts of keys' gradients, without. */
-static const attention_shape many[] = {{64, 64, 64, 2, 128}, {64, 64, 64, 4, 128}, {128, 64, 64, 2, 64}};
+/* As many blocks as ours wants before it makes codes straight from its sums: with parts of keys' gradients, without;
+ * and more pieces of several rounds than a chip has multiprocessors. */
+static const attention_shape many[] = {
+    {64, 64, 64, 2, 128}, {64, 64, 64, 4, 128}, {128, 64, 64, 2, 64}, {2, 400, 24, 8, 64}, {3, 272, 40, 8, 128}};
 enum { MANY = sizeof many / sizeof *many };
 
 static uint32_t rows_of(const attention_shape *s) { return s->sequences * s->sequence; }

@@ -86,7 +86,8 @@ forward_job job_of(const qe_args_attention *a) {
 
 template <uint32_t DIM, int FORMAT, uint32_t CLUSTER>
 qe_status cluster_launch(const qe_attention_own *own, const forward_job &job, cudaStream_t stream) {
-    const uint32_t most = own->multiprocessors / CLUSTER, hands = job.pieces < most ? job.pieces : most;
+    const uint32_t most = own->multiprocessors < CLUSTER ? 1 : own->multiprocessors / CLUSTER;
+    const uint32_t hands = job.pieces < most ? job.pieces : most;
     return launch(attend<DIM, FORMAT, CLUSTER>, dim3(hands * CLUSTER), THREADS, CLUSTER > 1 ? CLUSTER : 0,
                   sizeof(room<DIM>), stream, job);
 }

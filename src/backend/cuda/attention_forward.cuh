@@ -526,42 +526,43 @@ DEVICE piece piece_at(const room<DIM> &m, const turn &t) {
     return it;
 }
 
-/* One group of warps: 64 queries of every piece. Scores of the next block of keys and sums of this one are made while
- * the other group has its turn at making weights; one round also ends a piece and begins the next. */
+/* One group of warps: 64 queries of every piece. A round begins scores of the next block of keys and sums of this one,
+ * and makes the next weights; one round also ends a piece and begins the next. */
 template <uint32_t DIM, int FORMAT, uint32_t CLUSTER>
-DEVICE void multiply_all(const forward_job &j, room<DIM> &m) {
-    multiplier<DIM, FORMAT> with(j, m);
-    const uint32_t group = with.p.group;
+struct rounds {
+    const forward_job &j;
+    room<DIM> &m;
+    multiplier<DIM, FORMAT> with;
+    const uint32_t group;
     float s[KEYS / 2], sums[DIM / 2], part[2];
-    uint32_t weights[KEYS / 4];
     turn of_queries, of_keys, of_values;
     softmax soft, done;
-    soft.scale_log2 = j.scale_log2;
-    clear(sums);
-    if (group + 1 == GROUPS) turn_give(group);
-    phase_wait(&m.queries_full[0], 0);
-    piece it = piece_at(m, of_queries), before = it; /* of the scores at hand; of the weights before them */
-    uint32_t n = it.steps - 1;                       /* block of keys of the scores */
-    phase_wait(&m.keys_full[0], 0);
-    with.scores_begin(s, of_queries, of_keys);
-    mma_wait<0>();
-    registers_pin(s);
-    release<CLUSTER>(&m.keys_empty[of_keys.stage]);
-    of_keys.next();
-    with.scores_cut(s, it, n);
-    soft.begin(s, weights);
-    for (bool is_over = false, is_stored = false;;) {
-        before = it;
-        const bool begins = n-- == 0;
-        if (begins) {
-            if (is_stored) with.queries_release(of_queries.stage ^ 1); /* the piece to come wants them */
-            is_stored = false;
-            of_queries.next();
-            phase_wait(&m.queries_full[of_queries.stage], of_queries.parity);
-            it = piece_at(m, of_queries);
-            n = it.steps - 1;
-            is_over = it.steps == 0;
-        }
+    piece it, before; /* of the scores at hand; of the weights before them */
+    uint32_t n;       /* block of keys of the scores */
+    bool is_over = false, is_stored = false; /* is_stored: what the other stage of queries has is on its way out */
+
+    METHOD rounds(const forward_job &job, room<DIM> &memory)
+        : j(job), m(memory), with(job, memory), group(with.p.group) {
+        soft.scale_log2 = j.scale_log2;
+        clear(sums);
+    }
+    /* The first weights. */
+    METHOD void begin(uint32_t (&weights)[KEYS / 4]) {
+        if (group + 1 == GROUPS) turn_give(group);
+        phase_wait(&m.queries_full[0], 0);
+        it = piece_at(m, of_queries);
+        n = it.steps - 1;
+        phase_wait(&m.keys_full[0], 0);
+        with.scores_begin(s, of_queries, of_keys);
+        mma_wait<0>();
+        registers_pin(s);
+        release<CLUSTER>(&m.keys_empty[of_keys.stage]);
+        of_keys.next();
+        with.scores_cut(s, it, n);
+        soft.begin(s, weights);
+    }
+    /* Scores are there in the end, sums are not. */
+    METHOD void products_begin(uint32_t (&weights)[KEYS / 4]) {
         if (!is_over) phase_wait(&m.keys_full[of_keys.stage], of_keys.parity);
         turn_take(group);
         with.scores_begin(s, of_queries, of_keys); /* of nothing where it is over */
@@ -572,30 +573,76 @@ DEVICE void multiply_all(const forward_job &j, room<DIM> &m) {
         registers_pin(s);
         if (!is_over) release<CLUSTER>(&m.keys_empty[of_keys.stage]);
         of_keys.next();
-        if (begins) {
-            done = soft;
-            with.scores_cut(s, it, n);
-            soft.begin(s);
-        }
-        uint32_t next[KEYS / 4];
-        float factor[2];
-        const bool raises = soft.weigh_or_raise(s, next, part, factor);
-        mma_wait<0>(); /* in the round that began them: the assembler keeps operands in registers only within it */
+    }
+    /* In the round that began them: the assembler keeps operands in registers only within it. */
+    METHOD void sums_wait(uint32_t (&weights)[KEYS / 4]) {
+        mma_wait<0>();
         registers_pin(sums);
         registers_pin(weights);
         release<CLUSTER>(&m.values_empty[of_values.stage]);
         of_values.next();
         if (is_stored) with.queries_release(of_queries.stage ^ 1);
-        is_stored = begins;
-        if (begins) with.finish(sums, done, before, m.queries[of_queries.stage ^ 1][group]);
-        if (is_over) break;
+        is_stored = false;
+    }
+    /* A round within a piece. */
+    METHOD void plain(uint32_t (&weights)[KEYS / 4], uint32_t (&next)[KEYS / 4]) {
+        float factor[2];
+        --n;
+        products_begin(weights);
+        const bool raises = soft.weigh_or_raise(s, next, part, factor);
+        sums_wait(weights);
         if (raises) multiply(sums, factor);
         soft.count(part);
+    }
+    METHOD void piece_next() {
+        if (is_stored) with.queries_release(of_queries.stage ^ 1); /* the piece to come wants them */
+        is_stored = false;
+        of_queries.next();
+        phase_wait(&m.queries_full[of_queries.stage], of_queries.parity);
+        it = piece_at(m, of_queries);
+        n = it.steps - 1;
+        is_over = it.steps == 0;
+    }
+    /* A round that may end a piece. */
+    METHOD void any(uint32_t (&weights)[KEYS / 4], uint32_t (&next)[KEYS / 4]) {
+        float factor[2];
+        before = it;
+        const bool begins = n-- == 0;
+        if (begins) piece_next();
+        products_begin(weights);
+        if (begins) {
+            done = soft;
+            with.scores_cut(s, it, n);
+            soft.begin(s);
+        }
+        const bool raises = soft.weigh_or_raise(s, next, part, factor);
+        sums_wait(weights);
+        is_stored = begins;
+        if (begins) with.finish(sums, done, before, m.queries[of_queries.stage ^ 1][group]);
+        if (raises) multiply(sums, factor);
+        soft.count(part);
+    }
+};
+
+template <uint32_t DIM, int FORMAT, uint32_t CLUSTER>
+DEVICE void multiply_all(const forward_job &j, room<DIM> &m) {
+    rounds<DIM, FORMAT, CLUSTER> work(j, m);
+    uint32_t weights[KEYS / 4], next[KEYS / 4];
+    work.begin(weights);
+    for (;;) {
+#pragma unroll 1
+        while (work.n >= 2) { /* two rounds, so that weights stay where they were made */
+            work.plain(weights, next);
+            work.plain(next, weights);
+        }
+        work.any(weights, next);
+        if (work.is_over) break;
 #pragma unroll
         for (uint32_t i = 0; i < KEYS / 4; ++i) weights[i] = next[i];
     }
-    if (HAS_CODES<FORMAT>) record_amax(j.codes.amax, with.amax, j.codes.amax ? load_shared_word(j.codes.amax) : 0);
-    if (with.p.thread == 0) boxes_wait();
+    if (HAS_CODES<FORMAT>)
+        record_amax(j.codes.amax, work.with.amax, j.codes.amax ? load_shared_word(j.codes.amax) : 0);
+    if (work.with.p.thread == 0) boxes_wait();
 }
 
 template <uint32_t DIM, int FORMAT, uint32_t CLUSTER>
