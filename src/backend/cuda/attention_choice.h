@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 /* Raised when our kernels change what they compute, so that files of choices made before are refused. */
-enum { QE_ATTENTION_OWN_REVISION = 1, QE_ATTENTION_FORWARD_REVISION = 1 };
+enum { QE_ATTENTION_OWN_REVISION = 2, QE_ATTENTION_FORWARD_REVISION = 1 };
 
 typedef enum qe_attention_algorithm { QE_ATTENTION_CUDNN, QE_ATTENTION_OWN } qe_attention_algorithm;
 

@@ -1,5 +1,7 @@
 /* attention_differentiate.cuh - the kernel of attention's backward that does the five products; README.md has the
- * whole. One warp loads, two groups of warps multiply, each for half of a block's keys. */
+ * whole. One warp loads, two groups of warps multiply, each for half of a block's keys. A group waits for the other
+ * only for gradients of scores, and adds up those of a step in the next: while one makes weights, the other
+ * multiplies. */
 #ifndef QE_CUDA_ATTENTION_DIFFERENTIATE_CUH
 #define QE_CUDA_ATTENTION_DIFFERENTIATE_CUH
 
@@ -15,8 +17,13 @@ constexpr uint32_t MULTIPLIERS = 2; /* groups of warps */
 constexpr uint32_t THREADS = (1 + MULTIPLIERS) * GROUP_THREADS;
 constexpr uint32_t LOADER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240; /* 128 (24 + 2 * 240) of 65536 */
 constexpr uint32_t STAGES = 2;
+constexpr uint32_t STATS_STAGES = 4; /* norms of a step are needed in the next, too */
 constexpr uint32_t BOX_BYTES = ROWS * 128; /* 64 rows of 64 columns */
 constexpr uint32_t SWIZZLE_ALIGN = 1024;
+
+/* Steps of sixteen columns whose values stay in registers, so that products read them from there: as many as fit. */
+template <uint32_t DIM>
+constexpr uint32_t HELD = DIM == 128 ? 5 : 0;
 
 template <uint32_t DIM>
 struct room {
@@ -27,8 +34,9 @@ struct room {
     uint8_t keys[KEY_BYTES], values[KEY_BYTES];
     uint8_t queries[STAGES][QUERY_BYTES], douts[STAGES][QUERY_BYTES];
     uint8_t scores[2][SCORE_BYTES];             /* gradients of scores, keys down, queries across */
-    float stats[STAGES][ROW_BOXES * STATS];
+    float stats[STATS_STAGES][ROW_BOXES * STATS];
     uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    uint64_t scores_full[2], scores_empty[2];
 };
 
 struct differentiate_job {
@@ -70,15 +78,16 @@ struct item {
     METHOD uint32_t steps() const { return heads * (query_end - query_first); }
 };
 
-/* Where loading and multiplying stand: head, block of queries, stage of the ring and its parity. */
+/* Where loading and multiplying stand: head, block of queries, stage of the ring and its parity, that of statistics. */
 struct turn {
-    uint32_t head, query, stage = 0, parity = 0;
+    uint32_t head, query, stage = 0, parity = 0, stats = 0;
     METHOD explicit turn(const item &it) : head(it.head), query(it.query_first) {}
     METHOD void next(const item &it) {
         if (++query == it.query_end) {
             query = it.query_first;
             ++head;
         }
+        stats = (stats + 1) % STATS_STAGES;
         if (++stage < STAGES) return;
         stage = 0;
         parity ^= 1;
@@ -111,7 +120,7 @@ DEVICE void load_all(const differentiate_job &j, room<DIM> &m, const item &it) {
         phase_wait(&m.empty[t.stage], t.parity ^ 1);
         barrier_expect(&m.full[t.stage], R::QUERY_BYTES + R::STATS_BYTES);
         boxes_load<DIM, R::ROW_BOXES>(m.queries[t.stage], &j.qkv, t.head * DIM, row, it.s, &m.full[t.stage]);
-        bytes_load(m.stats[t.stage], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
+        bytes_load(m.stats[t.stats], j.stats + j.of.stats_at(it.s, t.head, row / ROWS), R::STATS_BYTES,
                    &m.full[t.stage]);
         phase_wait(&m.dout_empty[t.stage], t.parity ^ 1);
         barrier_expect(&m.dout_full[t.stage], R::QUERY_BYTES);
@@ -132,23 +141,43 @@ struct place {
     METHOD uint32_t pairs_at() const { return warp * 512 + lane; }
 };
 
-/* sums = first second', both [rows, DIM] in boxes: 64 keys by all queries. */
+/* sums (+)= first second', both [rows, DIM] in boxes: 64 keys by all queries. */
 template <uint32_t DIM, uint32_t COUNT>
-DEVICE void multiply_rows(float (&sums)[COUNT], const uint8_t *first, const uint8_t *second) {
+DEVICE void multiply_rows(float (&sums)[COUNT], const uint8_t *first, const uint8_t *second, bool adds) {
     constexpr uint32_t FIRST_APART = KEYS * 128 / 16, SECOND_APART = QUERIES<DIM> * 128 / 16;
     const uint64_t a = operand(first, 0), b = operand(second, 0);
 #pragma unroll
     for (uint32_t k = 0; k < DIM / 16; ++k)
-        mma<false, false>(sums, a + k / 4 * FIRST_APART + k % 4 * 2, b + k / 4 * SECOND_APART + k % 4 * 2, k > 0);
+        mma<false, false>(sums, a + k / 4 * FIRST_APART + k % 4 * 2, b + k / 4 * SECOND_APART + k % 4 * 2,
+                          k > 0 || adds);
 }
 
-/* sums += first second: 64 keys by DIM, over all queries; `first` is in registers. */
-template <uint32_t DIM>
-DEVICE void multiply_queries(float (&sums)[DIM / 2], const uint32_t (&first)[QUERIES<DIM> / 4],
+/* sums += first second', as above; of the first operand's columns the first are in registers. */
+template <uint32_t DIM, uint32_t COUNT>
+DEVICE void multiply_held(float (&sums)[COUNT], const uint32_t *held, const uint8_t *first, const uint8_t *second) {
+    constexpr uint32_t FIRST_APART = KEYS * 128 / 16, SECOND_APART = QUERIES<DIM> * 128 / 16;
+    const uint64_t a = operand(first, 0), b = operand(second, 0);
+#pragma unroll
+    for (uint32_t k = 0; k < DIM / 16; ++k) {
+        const uint64_t at = b + k / 4 * SECOND_APART + k % 4 * 2;
+        if (k + 1 <= HELD<DIM>)
+            mma<false>(sums, held + 4 * k, at);
+        else
+            mma<false, false>(sums, a + k / 4 * FIRST_APART + k % 4 * 2, at, true);
+    }
+}
+
+/* sums += first second: 64 keys by DIM, over all queries. The first operand is in registers, four of every eight. */
+template <uint32_t DIM, uint32_t COUNT>
+DEVICE void multiply_queries(float (&sums)[DIM / 2], const float (&operands)[COUNT], uint32_t from,
                              const uint8_t *second) {
     const uint64_t b = operand(second, QUERIES<DIM> * 128);
 #pragma unroll
-    for (uint32_t k = 0; k < QUERIES<DIM> / 16; ++k) mma<true>(sums, first + 4 * k, b + k * (16 * 128 / 16));
+    for (uint32_t k = 0; k < QUERIES<DIM> / 16; ++k) {
+        const float *at = operands + 8 * k + from;
+        const uint32_t first[] = {bits_of(at[0]), bits_of(at[1]), bits_of(at[2]), bits_of(at[3])};
+        mma<true>(sums, first, b + k * (16 * 128 / 16));
+    }
 }
 
 /* sums = first' second: 64 queries by 64 columns, over all keys. */
@@ -161,60 +190,85 @@ DEVICE void multiply_keys(float (&sums)[32], const uint8_t *first, const uint8_t
 
 /* Scores become weights; a key sees no query before it. */
 template <uint32_t COUNT>
-DEVICE void weigh(float (&s)[COUNT], const float *stats, const place &p, float scale_log2, bool is_cut,
-                  int32_t first_key_less_query) {
-    if (is_cut) {
+DEVICE void cut(float (&s)[COUNT], const place &p, int32_t first_key_less_query) {
 #pragma unroll
-        for (uint32_t i = 0; i < COUNT / 4; ++i)
+    for (uint32_t i = 0; i < COUNT / 4; ++i)
 #pragma unroll
-            for (uint32_t n = 0; n < 4; ++n) {
-                const int32_t key = first_key_less_query + static_cast<int32_t>(p.row + n / 2 * 8);
-                if (key > static_cast<int32_t>(8 * i + 2 * p.pair + n % 2)) s[4 * i + n] = -INFINITY;
-            }
-    }
+        for (uint32_t n = 0; n < 4; ++n) {
+            const int32_t key = first_key_less_query + static_cast<int32_t>(p.row + n / 2 * 8);
+            if (key > static_cast<int32_t>(8 * i + 2 * p.pair + n % 2)) s[4 * i + n] = -INFINITY;
+        }
+}
+
+/* Where a statistic of this thread's two queries of eight lies, and of those eight times i on. */
+DEVICE uint32_t stats_address(const float *stats, stat which, const place &p) {
+    return shared_address(stats) + 4 * which + 8 * p.pair;
+}
+DEVICE float2 stats_load(uint32_t at, uint32_t i) {
+    return pair_load(at + i / 8 * (STATS * 4) + i % 8 * 32);
+}
+
+constexpr uint32_t STATS_AHEAD = 3; /* loads begun: all at once would need more registers than there are */
+
+template <uint32_t COUNT>
+DEVICE void weigh(float (&s)[COUNT], const float *stats, const place &p, float scale_log2) {
+    const uint32_t at = stats_address(stats, STAT_LSE, p);
+    float2 lse[STATS_AHEAD];
+#pragma unroll
+    for (uint32_t i = 0; i < STATS_AHEAD; ++i) lse[i] = stats_load(at, i);
 #pragma unroll
     for (uint32_t i = 0; i < COUNT / 4; ++i) {
-        const float2 lse =
-            *reinterpret_cast<const float2 *>(stats + i / 8 * STATS + STAT_LSE + i % 8 * 8 + 2 * p.pair);
+        const float2 less = lse[i % STATS_AHEAD];
+        float(&four)[4] = reinterpret_cast<float(&)[4]>(s[4 * i]);
 #pragma unroll
         for (uint32_t n = 0; n < 4; ++n)
-            s[4 * i + n] = power_of_two(fused(s[4 * i + n], scale_log2, n % 2 ? -lse.y : -lse.x));
+            four[n] = power_of_two(fused(four[n], scale_log2, n % 2 ? less.y : less.x));
+        if (i + STATS_AHEAD < COUNT / 4) lse[i % STATS_AHEAD] = stats_load(at, i + STATS_AHEAD);
+        registers_pin(four);
     }
 }
 
-/* gradients = weights (gradients - mean) */
+/* Gradients of weights begin with what centres them. */
 template <uint32_t COUNT>
-DEVICE void centre(float (&d)[COUNT], const float (&weights)[COUNT], const float *stats, const place &p) {
+DEVICE void means_take(float (&d)[COUNT], const float *stats, const place &p) {
+    const uint32_t at = stats_address(stats, STAT_MEAN, p);
 #pragma unroll
     for (uint32_t i = 0; i < COUNT / 4; ++i) {
-        const float2 mean =
-            *reinterpret_cast<const float2 *>(stats + i / 8 * STATS + STAT_MEAN + i % 8 * 8 + 2 * p.pair);
-#pragma unroll
-        for (uint32_t n = 0; n < 4; ++n)
-            d[4 * i + n] = mul(weights[4 * i + n], sub(d[4 * i + n], n % 2 ? mean.y : mean.x));
+        const float2 less = stats_load(at, i);
+        d[4 * i] = d[4 * i + 2] = less.x;
+        d[4 * i + 1] = d[4 * i + 3] = less.y;
     }
+    registers_pin(d);
 }
 
+/* Of weights and their gradients, centred, those of scores: 64 keys by all queries into boxes of 64 queries. Both
+ * become operands where the weights were, of every eight registers four of weights and four of gradients. */
 template <uint32_t COUNT>
-DEVICE void round_all(const float (&from)[COUNT], uint32_t (&to)[COUNT / 2]) {
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT / 2; ++i) to[i] = round_bf16_pair(from[2 * i], from[2 * i + 1]);
-}
-
-/* 64 keys by all queries into boxes of 64 queries. */
-template <uint32_t COUNT>
-DEVICE void scores_store(uint8_t *scores, const uint32_t (&pairs)[COUNT], const place &p) {
+DEVICE void scores_make(float (&s)[COUNT], const float (&d)[COUNT], uint8_t *scores, const place &p) {
     const uint32_t row = p.warp * 16 + p.lane % 16, chunk = p.lane / 16 ^ p.lane % 8;
     const uint32_t at = shared_address(scores) + (p.group * ROWS + row) * 128;
 #pragma unroll
-    for (uint32_t k = 0; k < COUNT / 4; ++k) /* sixteen queries */
-        squares_store(at + k / 4 * (KEYS * 128) + ((chunk ^ k % 4 * 2) << 4), pairs + 4 * k);
+    for (uint32_t k = 0; k < COUNT / 8; ++k) { /* sixteen queries */
+        uint32_t weights[4], gradients[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t n = 8 * k + 2 * i;
+            weights[i] = round_bf16_pair(s[n], s[n + 1]);
+            gradients[i] = round_bf16_pair(mul(d[n], s[n]), mul(d[n + 1], s[n + 1]));
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            s[8 * k + i] = float_of(weights[i]);
+            s[8 * k + 4 + i] = float_of(gradients[i]);
+        }
+        squares_store(at + k / 4 * (KEYS * 128) + ((chunk ^ k % 4 * 2) << 4), gradients);
+    }
+    registers_pin(s);
 }
 
-enum barrier_id : uint32_t { BARRIER_SCORES = 1 };
-
-DEVICE void stage_release(uint64_t *empty, const place &p) {
-    if (p.lane == 0) barrier_arrive(empty);
+/* What a warp did before it leaves to others. */
+DEVICE void warp_arrive(uint64_t *barrier, const place &p) {
+    if (p.lane == 0) barrier_arrive(barrier);
 }
 
 /* The gradient of a group's 64 keys or values. */
@@ -266,54 +320,83 @@ struct multiplier {
           sum_scores(DIM == 128 ? 0 : p.group * KEYS * 128), sum_rows(DIM == 128 ? 0 : p.group),
           peak(peak_of(job.peaks, job.of, work.s, work.kv_head)) {}
 
-    METHOD void scores_begin(float (&s)[COUNT], const turn &t) const {
-        phase_wait(&m.full[t.stage], t.parity);
+    METHOD void values_hold(uint32_t (&held)[DIM / 4]) const {
+        const uint32_t row = p.warp * 16 + p.lane % 16, chunk = p.lane / 16 ^ p.lane % 8;
+        const uint32_t at = shared_address(values) + row * 128;
+#pragma unroll
+        for (uint32_t k = 0; k + 1 <= HELD<DIM>; ++k)
+            squares_load(at + k / 4 * (KEYS * 128) + ((chunk ^ k % 4 * 2) << 4), held + 4 * k);
+    }
+    /* `never` is false, which the compiler does not know: what was in `s` has to lie where scores will. */
+    METHOD void scores_begin(float (&s)[COUNT], const turn &t, bool never) const {
         registers_pin(s);
         mma_fence();
-        multiply_rows<DIM>(s, keys, m.queries[t.stage]);
+        multiply_rows<DIM>(s, keys, m.queries[t.stage], never);
         mma_commit();
     }
-    METHOD void dweights_begin(float (&d)[COUNT], const turn &t) const {
+    METHOD void dweights_begin(float (&d)[COUNT], const uint32_t (&held)[DIM / 4], const turn &t) const {
         phase_wait(&m.dout_full[t.stage], t.parity);
-        registers_pin(d);
         mma_fence();
-        multiply_rows<DIM>(d, values, m.douts[t.stage]);
+        multiply_held<DIM>(d, held, values, m.douts[t.stage]);
         mma_commit();
     }
     METHOD void weights_make(float (&s)[COUNT], const turn &t) const {
         const int32_t ahead = static_cast<int32_t>(it.block * KEYS + p.group * ROWS) -
                               static_cast<int32_t>(t.query * QUERIES<DIM>);
         registers_pin(s);
-        weigh(s, m.stats[t.stage], p, j.scale_log2, ahead > -static_cast<int32_t>(ROWS), ahead);
+        if (ahead > -static_cast<int32_t>(ROWS)) cut(s, p, ahead);
+        weigh(s, m.stats[t.stats], p, j.scale_log2);
+        registers_pin(s);
     }
-    /* Of weights and their gradients those of scores, in registers and in shared memory; begins the gradients of values
-     * and the sums of queries. */
-    METHOD void sums_begin(const float (&s)[COUNT], float (&d)[COUNT], uint32_t (&weights)[COUNT / 2],
-                           uint32_t (&gradients)[COUNT / 2], float (&dvalues)[DIM / 2], float (&sums)[32],
-                           const turn &t, uint8_t *scores) const {
-        centre(d, s, m.stats[t.stage], p);
-        round_all(d, gradients);
-        scores_store(scores, gradients, p);
+    /* Makes both operands of a step, and gives those of the sums of queries to both groups. */
+    METHOD void operands_make(float (&s)[COUNT], const uint32_t (&held)[DIM / 4], const turn &t, uint32_t step,
+                              bool never) const {
+        float d[COUNT];
+        phase_wait(&m.full[t.stage], t.parity);
+        means_take(d, m.stats[t.stats], p);
+        scores_begin(s, t, never);
+        dweights_begin(d, held, t);
+        mma_wait<1>();
+        weights_make(s, t);
+        phase_wait(&m.scores_empty[step % 2], step / 2 % 2 ^ 1);
+        mma_wait<0>();
+        registers_pin(d);
+        registers_pin(s);
+        scores_make(s, d, m.scores[step % 2], p);
         shared_publish();
-        registers_pin(weights);
-        registers_pin(dvalues);
-        mma_fence();
-        multiply_queries<DIM>(dvalues, weights, m.douts[t.stage]);
-        mma_commit();
-        threads_sync(BARRIER_SCORES, MULTIPLIERS * GROUP_THREADS);
+        __syncwarp();
+        warp_arrive(&m.scores_full[step % 2], p);
+    }
+    METHOD void sums_begin(float (&sums)[32], uint32_t step) const {
         registers_pin(sums);
         mma_fence();
-        multiply_keys(sums, scores + sum_scores, sum_keys);
+        multiply_keys(sums, m.scores[step % 2] + sum_scores, sum_keys);
         mma_commit();
     }
-    /* As integers, straight from registers: through shared memory and the copy engine they take as long. */
-    METHOD void sums_send(const float (&sums)[32], const turn &t) const {
-        const float *const norms = m.stats[t.stage] + sum_rows * STATS + STAT_NORM + p.row;
-        const float upper = sum_scale(norms[0], peak), lower = sum_scale(norms[8], peak);
+    METHOD void dvalues_begin(float (&dvalues)[DIM / 2], const float (&s)[COUNT], const turn &t) const {
+        registers_pin(dvalues);
+        mma_fence();
+        multiply_queries<DIM>(dvalues, s, 0, m.douts[t.stage]);
+        mma_commit();
+    }
+    METHOD void dkeys_begin(float (&dkeys)[DIM / 2], const float (&s)[COUNT], const turn &t) const {
+        registers_pin(dkeys);
+        mma_fence();
+        multiply_queries<DIM>(dkeys, s, 4, m.queries[t.stage]);
+        mma_commit();
+    }
+    /* Which tile of all sums is this group's. */
+    METHOD uint32_t tile_of(const turn &t) const {
         const uint32_t group = t.query * (QUERIES<DIM> / ROWS) + sum_rows;
-        uint64_t *to = reinterpret_cast<uint64_t *>(j.sums + j.of.sums_at(it.s, t.head, group, DIM) +
-                                                    (DIM == 128 ? p.group * TILE_WORDS : 0)) +
-                       p.pairs_at();
+        return static_cast<uint32_t>(j.of.sums_at(it.s, t.head, group, DIM) / TILE_WORDS) + (DIM == 128 ? p.group : 0);
+    }
+    /* Of the step before t, as integers, straight from registers. */
+    METHOD void sums_send(const float (&sums)[32], const turn &t, uint32_t tile) const {
+        const float *const norms =
+            m.stats[(t.stats + STATS_STAGES - 1) % STATS_STAGES] + sum_rows * STATS + STAT_NORM + p.row;
+        const float upper = sum_scale(norms[0], peak), lower = sum_scale(norms[8], peak);
+        uint64_t *to =
+            reinterpret_cast<uint64_t *>(j.sums + static_cast<uint64_t>(tile) * TILE_WORDS) + p.pairs_at();
 #pragma unroll
         for (uint32_t i = 0; i < 8; ++i) {
             pair_add(to + i * 32, pair_of(__float2int_rn(mul(sums[4 * i], upper)),
@@ -322,50 +405,52 @@ struct multiplier {
                                                 __float2int_rn(mul(sums[4 * i + 3], lower))));
         }
     }
-    METHOD void dkeys_begin(float (&dkeys)[DIM / 2], uint32_t (&gradients)[COUNT / 2], const turn &t) const {
-        registers_pin(gradients);
-        registers_pin(dkeys);
-        mma_fence();
-        multiply_queries<DIM>(dkeys, gradients, m.queries[t.stage]);
-        mma_commit();
+    /* Sums of the last step. */
+    METHOD void sums_finish(const turn &t, uint32_t steps, uint32_t tile) const {
+        float sums[32];
+        phase_wait(&m.scores_full[(steps - 1) % 2], (steps - 1) / 2 % 2);
+        sums_begin(sums, steps - 1);
+        mma_wait<0>();
+        registers_pin(sums);
+        sums_send(sums, t, tile);
     }
 };
 
 /* Half of the block's keys through all its steps. */
 template <uint32_t DIM>
 DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &it) {
-    constexpr uint32_t COUNT = QUERIES<DIM> / 2;
     const multiplier<DIM> with(j, m, it);
     const place &p = with.p;
-    float dkeys[DIM / 2], dvalues[DIM / 2];
-#pragma unroll
-    for (uint32_t i = 0; i < DIM / 2; ++i) dkeys[i] = dvalues[i] = 0.0f;
+    const bool never = j.of.sequence == 0;
+    float s[QUERIES<DIM> / 2] = {}, dkeys[DIM / 2] = {}, dvalues[DIM / 2] = {};
+    uint32_t held[DIM / 4], tile = 0;
     turn t(it);
     phase_wait(&m.keys_full, 0);
+    with.values_hold(held);
     const uint32_t steps = it.steps();
     for (uint32_t step = 0; step < steps; ++step) {
-        float s[COUNT], d[COUNT], sums[32];
-        uint32_t weights[COUNT / 2], gradients[COUNT / 2];
-        with.scores_begin(s, t);
-        with.dweights_begin(d, t);
-        mma_wait<1>();
-        with.weights_make(s, t);
-        round_all(s, weights);
-        mma_wait<0>();
-        registers_pin(d);
-        with.sums_begin(s, d, weights, gradients, dvalues, sums, t, m.scores[step % 2]);
-        with.dkeys_begin(dkeys, gradients, t);
+        float sums[32];
+        with.operands_make(s, held, t, step, never);
+        if (step > 0) phase_wait(&m.scores_full[(step - 1) % 2], (step - 1) / 2 % 2);
+        with.sums_begin(sums, step + 1); /* of the step before; in the first of nothing, and not used */
+        with.dvalues_begin(dvalues, s, t);
+        with.dkeys_begin(dkeys, s, t);
         mma_wait<2>();
-        registers_pin(dvalues);
-        stage_release(&m.dout_empty[t.stage], p);
-        mma_wait<1>();
         registers_pin(sums);
-        with.sums_send(sums, t);
+        if (step > 0) {
+            warp_arrive(&m.scores_empty[(step - 1) % 2], p);
+            with.sums_send(sums, t, tile);
+        }
+        mma_wait<1>();
+        registers_pin(dvalues);
+        warp_arrive(&m.dout_empty[t.stage], p);
         mma_wait<0>();
         registers_pin(dkeys);
-        stage_release(&m.empty[t.stage], p);
+        warp_arrive(&m.empty[t.stage], p);
+        tile = with.tile_of(t);
         t.next(it);
     }
+    with.sums_finish(t, steps, tile);
     gradient_store<DIM>(j, it, p, dkeys, 0, j.scale);
     gradient_store<DIM>(j, it, p, dvalues, 1, 1.0f);
     if (it.block == 0 && it.split == 0 && p.group == 0 && p.thread == 0)
@@ -386,6 +471,10 @@ __global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constan
             barrier_init(&m.empty[i], WARPS);
             barrier_init(&m.dout_full[i], 1);
             barrier_init(&m.dout_empty[i], WARPS);
+        }
+        for (uint32_t i = 0; i < 2; ++i) {
+            barrier_init(&m.scores_full[i], WARPS);
+            barrier_init(&m.scores_empty[i], WARPS);
         }
         barriers_publish();
     }

@@ -76,8 +76,8 @@ DEVICE void measure_queries(const measure_job &j, uint32_t s, uint32_t head, uin
         const float mean = row_sum<LANES>(dot(dout, out)), square = row_sum<LANES>(dot(dout, dout));
         if (column != 0) continue;
         const float lse = row < of.sequence ? j.lse[(s * of.heads + head) * of.sequence + row] : 0.0f;
-        stats[STAT_LSE + r] = mul(lse, 1.4426950408889634f);
-        stats[STAT_MEAN + r] = mean;
+        stats[STAT_LSE + r] = mul(lse, -1.4426950408889634f);
+        stats[STAT_MEAN + r] = -mean;
         /* 0 mean: a mean that is no number makes the whole row none */
         stats[STAT_NORM + r] = fused(0.0f, mean, root(square < SQUARE_LEAST ? SQUARE_LEAST : square));
     }

@@ -12,7 +12,8 @@ namespace attention {
 constexpr uint32_t ROWS = 64;             /* of a tile, of a group of statistics */
 constexpr uint32_t KEYS = 2 * ROWS;       /* of a block of keys: each of two groups of warps has half of them */
 constexpr uint32_t TILE_WORDS = ROWS * 64;
-constexpr uint32_t STATS = 3 * ROWS;      /* of ROWS queries: log-sum-exp in powers of two, mean, norm of dO */
+/* Of ROWS queries: log-sum-exp in powers of two and mean, negative both, norm of dO. */
+constexpr uint32_t STATS = 3 * ROWS;
 enum stat : uint32_t { STAT_LSE = 0, STAT_MEAN = ROWS, STAT_NORM = 2 * ROWS };
 
 /* Queries that are done at a time. */

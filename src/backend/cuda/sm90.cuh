@@ -152,6 +152,20 @@ DEVICE void squares_store(uint32_t at, const uint32_t *pairs) {
                  : "memory");
 }
 
+/* The same out of shared memory, as the first operand lies in registers. */
+DEVICE void squares_load(uint32_t at, uint32_t *pairs) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(at)
+                 : "memory");
+}
+/* Stays where it is among loads. */
+DEVICE float2 pair_load(uint32_t at) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+    return v;
+}
+
 } // namespace sm90
 
 #endif
