@@ -37,6 +37,7 @@ struct room {
     float stats[STATS_STAGES][ROW_BOXES * STATS];
     uint64_t keys_full, full[STAGES], empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t scores_full[2], scores_empty[2];
+    uint64_t inbox_full, peer_ready; /* of pairs: what the peer sent is here; it may be sent to */
 };
 
 struct differentiate_job {
@@ -276,7 +277,7 @@ template <uint32_t DIM>
 DEVICE void gradient_store(const differentiate_job &j, const item &it, const place &p, const float (&sums)[DIM / 2],
                            uint32_t which, float scale) {
     const shape &of = j.of;
-    if (of.splits > 1) {
+    if (of.parts > 1) {
         float2 *to = reinterpret_cast<float2 *>(
                          j.parts + of.part_at(it.split, it.s, it.kv_head, it.block, which, p.group, DIM)) +
                      p.pairs_at();
@@ -299,6 +300,28 @@ DEVICE void gradient_store(const differentiate_job &j, const item &it, const pla
             *reinterpret_cast<uint32_t *>(to + 8 * i) =
                 round_bf16_pair(mul(sums[4 * i + 2 * low], scale), mul(sums[4 * i + 2 * low + 1], scale));
     }
+}
+
+/* Two blocks of a cluster have the same keys and half of the heads each: one adds up what belongs to keys, the other
+ * what belongs to values. The inbox lies where queries were; half of it is a group's, sixteen bytes a thread. */
+template <uint32_t DIM>
+DEVICE void gradient_exchange(const differentiate_job &j, room<DIM> &m, const item &it, const place &p,
+                              float (&own)[DIM / 2], const float (&other)[DIM / 2]) {
+    constexpr uint32_t APART = GROUP_THREADS * sizeof(float4), GROUP_BYTES = DIM / 8 * APART;
+    const uint8_t *inbox = m.queries[0] + p.group * GROUP_BYTES + p.thread * sizeof(float4);
+    const uint32_t to = peer_address(inbox, it.split ^ 1), barrier = peer_address(&m.inbox_full, it.split ^ 1);
+    phase_wait(&m.peer_ready, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 8; ++i) peer_send(to + i * APART, barrier, other + 4 * i);
+    phase_wait(&m.inbox_full, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 8; ++i) {
+        const float4 v = *reinterpret_cast<const float4 *>(inbox + i * APART);
+        const float theirs[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n) own[4 * i + n] = add(add(0.0f, own[4 * i + n]), theirs[n]); /* as parts are */
+    }
+    gradient_store<DIM>(j, it, p, own, it.split, it.split == 0 ? j.scale : 1.0f);
 }
 
 /* One group of warps at half of a block's keys. */
@@ -405,8 +428,10 @@ struct multiplier {
                                                 __float2int_rn(mul(sums[4 * i + 3], lower))));
         }
     }
-    /* Sums of the last step. */
+    /* Sums of the last step. Of pairs, nothing reads queries any more: the peer may send. */
+    template <bool PAIRS>
     METHOD void sums_finish(const turn &t, uint32_t steps, uint32_t tile) const {
+        if (PAIRS && p.lane == 0) barrier_arrive_at(&m.peer_ready, it.split ^ 1);
         float sums[32];
         phase_wait(&m.scores_full[(steps - 1) % 2], (steps - 1) / 2 % 2);
         sums_begin(sums, steps - 1);
@@ -417,7 +442,7 @@ struct multiplier {
 };
 
 /* Half of the block's keys through all its steps. */
-template <uint32_t DIM>
+template <uint32_t DIM, bool PAIRS>
 DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &it) {
     const multiplier<DIM> with(j, m, it);
     const place &p = with.p;
@@ -450,14 +475,20 @@ DEVICE void multiply_all(const differentiate_job &j, room<DIM> &m, const item &i
         tile = with.tile_of(t);
         t.next(it);
     }
-    with.sums_finish(t, steps, tile);
-    gradient_store<DIM>(j, it, p, dkeys, 0, j.scale);
-    gradient_store<DIM>(j, it, p, dvalues, 1, 1.0f);
+    with.template sums_finish<PAIRS>(t, steps, tile);
+    if (!PAIRS) {
+        gradient_store<DIM>(j, it, p, dkeys, 0, j.scale);
+        gradient_store<DIM>(j, it, p, dvalues, 1, 1.0f);
+    } else if (it.split == 0)
+        gradient_exchange<DIM>(j, m, it, p, dkeys, dvalues);
+    else
+        gradient_exchange<DIM>(j, m, it, p, dvalues, dkeys);
     if (it.block == 0 && it.split == 0 && p.group == 0 && p.thread == 0)
         j.peak[j.of.peak_at(it.s, it.kv_head)] = with.peak;
 }
 
-template <uint32_t DIM>
+/* PAIRS: blocks are in clusters of two, which are the two splits of one block of keys. */
+template <uint32_t DIM, bool PAIRS>
 __global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constant__ differentiate_job j) {
     extern __shared__ __align__(SWIZZLE_ALIGN) uint8_t raw[]; /* at its start: the kernel has no other */
     room<DIM> &m = *reinterpret_cast<room<DIM> *>(raw);
@@ -476,15 +507,21 @@ __global__ void __launch_bounds__(THREADS, 1) differentiate(const __grid_constan
             barrier_init(&m.scores_full[i], WARPS);
             barrier_init(&m.scores_empty[i], WARPS);
         }
+        barrier_init(&m.peer_ready, WARPS);
+        barrier_init(&m.inbox_full, 1);
         barriers_publish();
+        if (PAIRS) barrier_expect(&m.inbox_full, KEYS * DIM * sizeof(float));
     }
     block_barrier();
+    if (PAIRS) cluster_arrive(); /* the peer's barriers are made before they are used */
     if (threadIdx.x < GROUP_THREADS) {
         registers_lower<LOADER_REGISTERS>();
+        if (PAIRS) cluster_wait();
         if (threadIdx.x == 0) load_all<DIM>(j, m, it);
     } else {
         registers_raise<MULTIPLIER_REGISTERS>();
-        multiply_all<DIM>(j, m, it);
+        if (PAIRS) cluster_wait();
+        multiply_all<DIM, PAIRS>(j, m, it);
     }
 }
 

@@ -82,7 +82,7 @@ DEVICE void keys_finish(const gradients_job &j, uint32_t s, const finish_head &o
                         uint4 *gradients_out) {
     const shape &of = j.of;
     float v[COUNT][8] = {};
-    for (uint32_t split = 0; split < of.splits; ++split) {
+    for (uint32_t split = 0; split < of.parts; ++split) {
         const float *from = j.parts +
                             of.part_at(split, s, of_head.kv_head, row / KEYS, of_head.which, row / ROWS % 2, DIM) +
                             column / 64 * TILE_WORDS + square_at(row % ROWS, column % 64);
@@ -144,7 +144,7 @@ DEVICE void gradients_load(const gradients_job &j, const finish_head &of_head, u
     if (of_head.which == 2) {
         queries_finish<DIM, 4>(j, s, head, of_head.kv_head, row, column, lower);
         queries_finish<DIM, 4>(j, s, head, of_head.kv_head, row, column + DIM / 2, upper);
-    } else if (j.of.splits > 1) {
+    } else if (j.of.parts > 1) {
         keys_finish<DIM, 4>(j, s, of_head, row, column, lower);
         keys_finish<DIM, 4>(j, s, of_head, row, column + DIM / 2, upper);
     } else {

@@ -149,15 +149,6 @@ DEVICE void box_share(void *to, const CUtensorMap *map, uint32_t column, uint32_
         "l"(map), "r"(column), "r"(row), "r"(plane), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(mask))
         : "memory");
 }
-/* At the barrier of block `rank` of the cluster. */
-DEVICE void barrier_arrive_at(uint64_t *barrier, uint32_t rank) {
-    asm volatile(
-        "{\n.reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
 /* All threads of the cluster; what they wrote before is seen. */
 DEVICE void cluster_meet() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(MEASURE_THREADS) measure(const measure_job j) 
 
 constexpr uint32_t ITEMS_WANTED = 256; /* pieces of work that keep a large chip's multiprocessors busy to the end */
 constexpr uint32_t WAVE_ITEMS = 128;
+constexpr uint32_t PAIR = 2; /* of splits, which are a cluster */
 constexpr uint64_t ALIGN_BYTES = 256;
 
 uint32_t up(uint32_t value, uint32_t to) {
@@ -158,6 +159,7 @@ shape shape_of(const qe_args_attention_backward *a) {
     of.groups = up(a->sequence, queries) * (queries / ROWS);
     of.key_blocks = up(a->sequence, KEYS);
     of.splits = splits_of(of.key_blocks * a->kv_heads * a->sequences, a->heads / a->kv_heads);
+    of.parts = of.splits == PAIR ? 1 : of.splits;
     of.wave_heads = wave_heads_of(of);
     of.row = (a->heads + 2 * a->kv_heads) * a->head_dim;
     of.out_row = a->heads * a->head_dim;
@@ -174,7 +176,7 @@ struct extents {
         peak = padded(peaks + groups * of.kv_heads * 2 * sizeof(float));
         sums = padded(peak + static_cast<uint64_t>(of.sequences) * of.kv_heads * sizeof(float));
         parts = padded(sums + groups * of.heads * ROWS * dim * sizeof(int32_t));
-        whole = padded(parts + (of.splits > 1 ? items * 2 * KEYS * dim * sizeof(float) : 0));
+        whole = padded(parts + (of.parts > 1 ? items * 2 * KEYS * dim * sizeof(float) : 0));
     }
     static uint64_t padded(uint64_t bytes) { return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 };
@@ -223,14 +225,16 @@ qe_status sums_make(const qe_attention_own *own, const qe_args_attention_backwar
         return QE_ERROR_DEVICE;
     LAUNCH_TRY(launch(measure<DIM>, dim3(of.groups, of.heads + of.kv_heads, of.sequences), MEASURE_THREADS, 1, 0,
                       stream, first));
-    return launch(differentiate<DIM>, dim3(of.key_blocks * of.splits * of.kv_heads * of.sequences), THREADS, 1,
-                  SHARED_BYTES<DIM>, stream, second);
+    const dim3 blocks(of.key_blocks * of.splits * of.kv_heads * of.sequences);
+    if (of.splits == PAIR)
+        return launch(differentiate<DIM, true>, blocks, THREADS, PAIR, SHARED_BYTES<DIM>, stream, second);
+    return launch(differentiate<DIM, false>, blocks, THREADS, 1, SHARED_BYTES<DIM>, stream, second);
 }
 
 template <uint32_t DIM>
 qe_status values_finish(const gradients_job &job, cudaStream_t stream) {
     const shape &of = job.of;
-    const uint32_t heads = of.heads + (of.splits > 1 ? 2 * of.kv_heads : 0);
+    const uint32_t heads = of.heads + (of.parts > 1 ? 2 * of.kv_heads : 0);
     return launch(finish<DIM>, dim3(up(of.sequence, ROWS), heads, of.sequences), FINISH_THREADS, 1, 0, stream, job);
 }
 

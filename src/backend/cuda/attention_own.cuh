@@ -25,6 +25,7 @@ struct shape {
     uint32_t groups;     /* of ROWS queries of a sequence, filled up to whole blocks of queries */
     uint32_t key_blocks; /* of a sequence */
     uint32_t splits;     /* parts of a group of heads; each makes a part of the gradients of keys and values */
+    uint32_t parts;      /* that are handed on; 1: none, they are whole: two are added where they are made */
     uint32_t wave_heads; /* of keys, of all sequences, that blocks are begun for together: no result depends on it */
     uint32_t row, out_row; /* elements from a token to the next */
 

@@ -29,6 +29,22 @@ DEVICE void barrier_expect(uint64_t *barrier, uint32_t bytes) {
 DEVICE void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+/* Where block `rank` of the cluster has what lies at `at` here. */
+DEVICE uint32_t peer_address(const void *at, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
+    return there;
+}
+/* At the barrier of block `rank` of the cluster. */
+DEVICE void barrier_arrive_at(uint64_t *barrier, uint32_t rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(barrier, rank)) : "memory");
+}
+/* Into a block's shared memory, counted in its barrier. */
+DEVICE void peer_send(uint32_t to, uint32_t barrier, const float *four) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+                 "r"(barrier), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
+                 : "memory");
+}
 /* Named barrier `id` (1 to 15) of so many threads. */
 DEVICE void threads_sync(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
