@@ -47,10 +47,14 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused) {
 
 /* --- what kernels take ------------------------------------------------------------------------------------------- */
 
+static int has_kernel(const qe_cuda_fused *fused, int kind) {
+    return (kind == QE_OP_LINEAR ? fused->linear.encode : fused->input_grad.encode) != NULL;
+}
+
 int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op) {
-    if (op->kind == QE_OP_LINEAR) return fused->linear.encode != NULL && qe_linear_swiglu_fits(&op->args.linear);
+    if (op->kind == QE_OP_LINEAR) return has_kernel(fused, op->kind) && qe_linear_swiglu_fits(&op->args.linear);
     if (op->kind == QE_OP_LINEAR_INPUT_GRAD)
-        return fused->input_grad.encode != NULL && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
+        return has_kernel(fused, op->kind) && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
     return 0;
 }
 
@@ -146,6 +150,10 @@ qe_status qe_cuda_fused_choose(qe_cuda_fused *fused, const qe_cuda_choice *choic
     if (chosen)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared",
                             "%s has another algorithm already", choice->key);
+    if (is == QE_FUSED_WHOLE && !has_kernel(fused, shape.product.kind))
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
+                            "choose anew with this build on this machine: leave the file of choices out",
+                            "%s cannot be one kernel on this device", choice->key);
     QE_TRY(room_for_one(fused, error_out));
     (void)way_add(fused, &shape, is);
     return QE_OK;
