@@ -314,7 +314,7 @@ static int finish(verification *v, double seconds) {
         tell_exercise(v);
         printf("%u of %u rows: %u equal to their baselines, %u baselines, %u differ, %u did not run; %.1f s on %s\n",
                v->told_count, v->rows.count, v->equal, v->baselines, v->differing, v->refused, seconds,
-               v->outcomes[0].backend);
+               v->outcomes[0].backend[0] ? v->outcomes[0].backend : "no device");
         return status;
     }
     json_t *document = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:O}", "rows_planned",
