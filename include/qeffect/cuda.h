@@ -1,6 +1,6 @@
 /* cuda.h - the cuda backend: one Hopper GPU per rank (or one for several), streams, events and CUDA graphs behind the
- * tables of backend.h; cuBLASLt for products, cuDNN for attention, own fused kernels for the rest. Activations are
- * bf16, operands are FP8 codes by rows and transposed (QE_OPERANDS_CODES).
+ * tables of backend.h; cuBLASLt or CUTLASS for products, cuDNN or ours for attention, own fused kernels for
+ * the rest. Activations are bf16, operands are FP8 codes by rows and transposed (QE_OPERANDS_CODES).
  *
  * Built only with -DQE_CUDA=ON. Environment: QE_CUDNN names libcudnn.so.9 where the loader does not find it. */
 #ifndef QEFFECT_CUDA_H
@@ -20,7 +20,8 @@ const qe_backend *qe_cuda_backend(void);
 
 /* How a device chooses and what it does beside the work. Before its first stream. */
 typedef struct qe_cuda_options {
-    int tune;                  /* 1: products are timed once per shape; 0: the library's first choice (the default) */
+    int tune;                  /* 1: what has a choice is timed once per shape, products, attention and ops of two
+                                  parts; 0 (the default): none is, and products take the library's first choice */
     const char *choices_path;  /* NULL, or a file of choices: read where it is there; what is chosen beyond it is timed
                                   and added to it. Devices of one run share one file, so they choose alike. */
     int honour;                /* 1: the file must be there, and a shape that it does not name is refused */

@@ -82,7 +82,7 @@ static const qe_settings_row rows[] = {
 
     {.key = "train.algorithms", AT(train.algorithms), TEXT, .initial = "\"\"",
      .help = "Device: file of chosen algorithms, honoured or refused; made by timing all where it is not there; empty: "
-             "the libraries' first choice."},
+             "nothing is timed, and products take the library's first choice."},
     {.key = "train.deterministic", AT(train.deterministic), BOOLEAN, .initial = "true",
      .help = "Device: attention's backward has the same bits each time; false: sums in any order may be taken."},
     {.key = "train.nvtx", AT(train.nvtx), BOOLEAN, .initial = "false",

@@ -1,5 +1,5 @@
 /* attention.cpp - causal grouped-query attention through cuDNN, behind a C face, and the choice between its kernels
- * and ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graph of the backward, and
+ * and ours. cuDNN plans whole graphs; its header library of C++ (cudnn-frontend) builds the graphs of both ways, and
  * that is why this file is C++. Nothing of C++ leaves it: no exception, no template. libcudnn is opened at run time, so
  * that a machine without it can build and run everything else.
  *

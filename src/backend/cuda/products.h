@@ -1,5 +1,5 @@
-/* products.h - matrix products (cuBLASLt, CUTLASS) and attention (cuDNN): what needs a library, a choice of algorithm
- * and workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
+/* products.h - matrix products (cuBLASLt, CUTLASS) and attention (cuDNN, ours): what needs a library, a choice of
+ * algorithm and workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_PRODUCTS_H
 #define QE_CUDA_PRODUCTS_H
