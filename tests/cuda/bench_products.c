@@ -57,7 +57,9 @@ void *bench_alloc(bench *b, uint64_t bytes) {
 
 void *bench_upload(bench *b, const void *host, uint64_t bytes) {
     void *at = bench_alloc(b, bytes);
-    if (at && cudaMemcpy(at, host, bytes, cudaMemcpyHostToDevice) != cudaSuccess) bench_fail(b, "upload");
+    if (at && (cudaMemcpy(at, host, bytes, cudaMemcpyHostToDevice) != cudaSuccess ||
+               cudaDeviceSynchronize() != cudaSuccess)) /* the bench's stream does not wait for it by itself */
+        bench_fail(b, "upload");
     return at;
 }
 
