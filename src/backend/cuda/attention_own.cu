@@ -289,17 +289,12 @@ qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, 
 } // namespace
 
 qe_status qe_attention_own_open(qe_attention_own *own_out) {
-    constexpr unsigned int ENCODE_SINCE = 12000;
-    cudaDriverEntryPointQueryResult found;
-    void *encode = nullptr;
     int device = 0, multiprocessors = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return QE_ERROR_UNSUPPORTED;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return QE_ERROR_UNSUPPORTED;
+    void *encode = tensor_map_encoder_find();
+    if (encode == nullptr) return QE_ERROR_UNSUPPORTED;
     own_out->encode = encode;
     own_out->multiprocessors = static_cast<uint32_t>(multiprocessors);
     return QE_OK;

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/input_grad_swiglu.cuh"
 #include "backend/cuda/sink.cuh"
+#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -13,21 +14,16 @@ constexpr uint32_t BAND = 8;
 /* Fewer stages than this gain nothing by overlapping: tiles begin and end too often. */
 constexpr uint32_t OVERLAPPED_STEPS_MIN = 32;
 
-typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* [rows, columns] of elements of 1 or 2 bytes in boxes of box_bytes by box_rows; swizzled where these are 128. */
 bool map_make(const qe_input_grad_swiglu *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
               uint32_t box_bytes, uint32_t box_rows, CUtensorMap *map_out) {
-    const cuuint64_t sizes[] = {columns, rows}, pitches[] = {static_cast<cuuint64_t>(columns) * element_bytes};
-    const cuuint32_t box[] = {box_bytes / element_bytes, box_rows}, steps[] = {1, 1};
-    return reinterpret_cast<encoder>(own->encode)(
-               map_out, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-               const_cast<void *>(at), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const tensor_axes axes = {2,
+                              {columns, rows},
+                              {static_cast<cuuint64_t>(columns) * element_bytes},
+                              {box_bytes / element_bytes, box_rows}};
+    return tensor_map_encode(own->encode, at,
+                             element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                             axes, box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, map_out);
 }
 
 bool job_make(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, job *job_out) {
@@ -48,45 +44,20 @@ bool job_make(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *
     return true;
 }
 
-cudaLaunchConfig_t config_of(uint32_t clusters, cudaStream_t stream, cudaLaunchAttribute *attribute) {
-    attribute->id = cudaLaunchAttributeClusterDimension;
-    attribute->val.clusterDim.x = CLUSTER;
-    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(clusters * CLUSTER);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = 1;
-    return config;
-}
-
 /* *clusters_io: that all kernels asked about so far have at work at a time. */
 template <way WAY, int FORMAT>
 bool ready(uint32_t *clusters_io) {
-    int clusters = 0;
-    cudaLaunchAttribute attribute = {};
-    const cudaLaunchConfig_t config = config_of(1, nullptr, &attribute);
-    if (cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel<WAY, FORMAT>),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&clusters, kernel<WAY, FORMAT>, &config) != cudaSuccess || clusters < 1)
-        return false;
-    if (*clusters_io == 0 || *clusters_io > static_cast<uint32_t>(clusters))
-        *clusters_io = static_cast<uint32_t>(clusters);
-    return true;
+    const uint32_t clusters = clusters_at_work(kernel<WAY, FORMAT>, THREADS, CLUSTER, SHARED_BYTES);
+    if (*clusters_io == 0 || *clusters_io > clusters) *clusters_io = clusters;
+    return clusters > 0;
 }
 
 template <way WAY, int FORMAT>
 qe_status run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.down * j.across;
-    cudaLaunchAttribute attribute = {};
-    const cudaLaunchConfig_t config =
-        config_of(tiles < own->clusters ? tiles : own->clusters, stream, &attribute);
-    return cudaLaunchKernelEx(&config, kernel<WAY, FORMAT>, j) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    const uint32_t tiles = j.down * j.across, clusters = tiles < own->clusters ? tiles : own->clusters;
+    return launch(kernel<WAY, FORMAT>, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
 }
 
 template <int FORMAT>
@@ -124,13 +95,9 @@ bool is_target(const qe_args_linear_input_grad *a) {
 } // namespace
 
 qe_status qe_input_grad_swiglu_open(qe_input_grad_swiglu *own_out) {
-    constexpr unsigned int ENCODE_SINCE = 12000;
-    cudaDriverEntryPointQueryResult found;
-    void *encode = nullptr;
+    void *encode = tensor_map_encoder_find();
     uint32_t clusters = 0;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess || !ready<PLAIN, QE_FORMAT_E4M3>(&clusters) ||
+    if (encode == nullptr || !ready<PLAIN, QE_FORMAT_E4M3>(&clusters) ||
         !ready<PLAIN, QE_FORMAT_E5M2>(&clusters) || !ready<OVERLAPPED, QE_FORMAT_E4M3>(&clusters) ||
         !ready<OVERLAPPED, QE_FORMAT_E5M2>(&clusters)) {
         (void)cudaGetLastError();

@@ -11,6 +11,43 @@
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
 enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y: tall.cuh */
 
+/* attribute: lives as long as the configuration. */
+static inline cudaLaunchConfig_t launch_config(dim3 grid, uint32_t threads, uint32_t cluster, size_t shared_bytes,
+                                               cudaStream_t stream, cudaLaunchAttribute *attribute) {
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = cluster;
+    attribute->val.clusterDim.y = 1;
+    attribute->val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 0 ? 1 : 0;
+    return config;
+}
+
+template <typename... Parameters>
+static bool launch_shared_ask(void (*kernel)(Parameters...), size_t shared_bytes) {
+    return shared_bytes <= LAUNCH_SHARED_STATIC ||
+           cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(shared_bytes)) == cudaSuccess;
+}
+
+/* Clusters of the kernel that this device has at work at a time; 0: it cannot run them. Capture: forbidden. */
+template <typename... Parameters>
+static uint32_t clusters_at_work(void (*kernel)(Parameters...), uint32_t threads, uint32_t cluster,
+                                 size_t shared_bytes) {
+    int clusters = 0;
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config = launch_config(dim3(cluster), threads, cluster, shared_bytes, nullptr, &attribute);
+    if (!launch_shared_ask(kernel, shared_bytes) ||
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
+        return 0;
+    return static_cast<uint32_t>(clusters);
+}
+
 /* The verdict is the launch's own: a look at the last error could show another thread's.
  * cluster: blocks along x that share their memory; grid.x is a multiple of it; 1 also where a kernel that sends within
  * its cluster has a single block, which is illegal without one; 0: none. */
@@ -18,22 +55,9 @@ template <typename... Parameters, typename... Given>
 static qe_status launch(void (*kernel)(Parameters...), dim3 grid, uint32_t threads, uint32_t cluster,
                         size_t shared_bytes, cudaStream_t stream, const Given &...given) {
     if (grid.x == 0 || grid.y == 0) return QE_OK;
-    if (shared_bytes > LAUNCH_SHARED_STATIC &&
-        cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes)) != cudaSuccess)
-        return QE_ERROR_DEVICE;
+    if (!launch_shared_ask(kernel, shared_bytes)) return QE_ERROR_DEVICE;
     cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 0 ? 1 : 0;
+    const cudaLaunchConfig_t config = launch_config(grid, threads, cluster, shared_bytes, stream, &attribute);
     return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(given)...) == cudaSuccess ? QE_OK
                                                                                                  : QE_ERROR_DEVICE;
 }

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/linear_swiglu.cuh"
 #include "backend/cuda/sink.cuh"
+#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -16,10 +17,6 @@ constexpr uint32_t BAND = 8;
  * together. */
 constexpr uint32_t ROW_MULTIPLE = 16, COLUMN_MULTIPLE = 16;
 
-typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* Rows of `columns` elements, in boxes. `halves`: 2 where a row is two halves side by side, which boxes keep apart. */
 struct matrix {
     const void *at;
@@ -30,13 +27,13 @@ bool map_make(const qe_linear_swiglu *own, const matrix &of, uint32_t box_column
               CUtensorMapSwizzle swizzle, CUtensorMap *map_out) {
     const bool is_double = of.halves == 2;
     const cuuint64_t bytes = static_cast<cuuint64_t>(of.columns) * of.element_bytes;
-    const cuuint64_t sizes[] = {of.columns, is_double ? 2 : of.rows, of.rows}, pitches[] = {bytes, 2 * bytes};
-    const cuuint32_t box[] = {box_columns, is_double ? 1 : box_rows, box_rows}, steps[] = {1, 1, 1};
-    return reinterpret_cast<encoder>(own->encode)(
-               map_out, of.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
-               is_double ? 3 : 2, const_cast<void *>(of.at), sizes, pitches, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const tensor_axes axes = {is_double ? 3u : 2u,
+                              {of.columns, is_double ? 2 : of.rows, of.rows},
+                              {bytes, 2 * bytes},
+                              {box_columns, is_double ? 1 : box_rows, box_rows}};
+    return tensor_map_encode(
+        own->encode, of.at, of.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        axes, swizzle, map_out);
 }
 
 bool operands_map(const qe_linear_swiglu *own, const qe_args_linear *a, job *j) {
@@ -71,20 +68,6 @@ bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out
     return true;
 }
 
-cudaLaunchConfig_t config_of(uint32_t clusters, cudaStream_t stream, cudaLaunchAttribute *attribute) {
-    attribute->id = cudaLaunchAttributeClusterDimension;
-    attribute->val.clusterDim.x = CLUSTER;
-    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(clusters * CLUSTER);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = 1;
-    return config;
-}
-
 bool is_code(const qe_qtensor &tensor) {
     return tensor.format == QE_FORMAT_E4M3 && tensor.blocking == QE_BLOCKING_TENSOR && !tensor.transposed &&
            tensor.scale_inv != nullptr && is_aligned(tensor.codes);
@@ -111,23 +94,14 @@ bool is_target(const qe_args_linear *a) {
 } // namespace
 
 qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
-    constexpr unsigned int ENCODE_SINCE = 12000;
-    cudaDriverEntryPointQueryResult found;
-    void *encode = nullptr;
-    int clusters = 0;
-    cudaLaunchAttribute attribute = {};
-    const cudaLaunchConfig_t config = config_of(1, nullptr, &attribute);
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess ||
-        cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             SHARED_BYTES) != cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1) {
+    void *encode = tensor_map_encoder_find();
+    const uint32_t clusters = encode == nullptr ? 0 : clusters_at_work(kernel, THREADS, CLUSTER, SHARED_BYTES);
+    if (clusters == 0) {
         (void)cudaGetLastError();
         return QE_ERROR_UNSUPPORTED;
     }
     own_out->encode = encode;
-    own_out->clusters = static_cast<uint32_t>(clusters);
+    own_out->clusters = clusters;
     return QE_OK;
 }
 
@@ -145,8 +119,6 @@ int qe_linear_swiglu_fits(const qe_args_linear *a) {
 qe_status qe_linear_swiglu_run(const qe_linear_swiglu *own, const qe_args_linear *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.down * j.across;
-    cudaLaunchAttribute attribute = {};
-    const cudaLaunchConfig_t config = config_of(tiles < own->clusters ? tiles : own->clusters, stream, &attribute);
-    return cudaLaunchKernelEx(&config, kernel, j) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    const uint32_t tiles = j.down * j.across, clusters = tiles < own->clusters ? tiles : own->clusters;
+    return launch(kernel, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
 }

@@ -3,12 +3,24 @@
 #define QE_CUDA_TENSOR_MAP_CUH
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <stdint.h>
 
 typedef CUresult (*tensor_map_encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
                                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                        CUtensorMapFloatOOBfill);
+
+/* The driver's cuTensorMapEncodeTiled; NULL: it has none. */
+static inline void *tensor_map_encoder_find() {
+    constexpr unsigned int ENCODE_SINCE = 12000;
+    cudaDriverEntryPointQueryResult found;
+    void *encode = nullptr;
+    const bool is_found = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, ENCODE_SINCE,
+                                                           cudaEnableDefault, &found) == cudaSuccess &&
+                          found == cudaDriverEntryPointSuccess;
+    return is_found ? encode : nullptr;
+}
 
 struct tensor_axes {
     uint32_t count;
