@@ -268,6 +268,32 @@ static void what_is_written_is_taken(void) {
     qe_cuda_gemm_destroy(gemm);
 }
 
+/* Run as its parts it would not be what the file says. */
+static void a_shape_that_no_kernel_takes_is_not_whole(void) {
+    static const char *const keys[] = {"fused linear m256 n512 k256 tn e4m3 e4m3 split to e4m3",
+                                       "fused linear m256 n512 k272 tn e4m3 e4m3 fast to e4m3",
+                                       "fused linear_input_grad m48 n512 k256 tn e5m2 e4m3 split to e5m2"};
+    qe_cuda_gemm *gemm = gemm_open();
+    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
+    const qe_cuda_choice *choices;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        qe_cuda_choice choice = {.workspace_bytes = 0};
+        qe_fused_shape of;
+        qe_fused_way way;
+        qe_error error = {0};
+        memcpy(choice.key, keys[i], strlen(keys[i]));
+        assert_int_equal(qe_fused_choice_parse(&choice, &of, &way, NULL), QE_OK);
+        qe_fused_choice_make(&of, QE_FUSED_WHOLE, &choice);
+        assert_int_equal(qe_cuda_fused_choose(fused, &choice, &error), QE_ERROR_UNSUPPORTED);
+        assert_true(error.message[0] && error.remedy[0]);
+        assert_int_equal(qe_cuda_fused_choices(fused, &choices), 0);
+        qe_fused_choice_make(&of, QE_FUSED_APART, &choice); /* as it is run */
+        assert_int_equal(qe_cuda_fused_choose(fused, &choice, NULL), QE_OK);
+        qe_cuda_fused_keep(fused, 0);
+    }
+    qe_cuda_gemm_destroy(gemm);
+}
+
 int main(void) {
     char path[] = "/tmp/test_fused.XXXXXX";
     int count = 0;
@@ -284,6 +310,7 @@ int main(void) {
     what_no_kernel_takes_stays_apart();
     a_race_chooses_once_and_is_written_and_honoured(path);
     what_is_written_is_taken();
+    a_shape_that_no_kernel_takes_is_not_whole();
     (void)cudaStreamDestroy(aside);
     (void)unlink(path);
     printf("ops of two parts: all holds\n");

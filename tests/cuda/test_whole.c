@@ -8,7 +8,10 @@
 
 #include <cmocka.h>
 
+#include <string.h>
+
 #include "backend/cuda/attention_own.h"
+#include "backend/cuda/fused_choice.h"
 #include "backend/cuda/input_grad_swiglu.h"
 #include "backend/cuda/linear_swiglu.h"
 
@@ -273,6 +276,57 @@ static void sizes_that_attention_does_not_count_are_not_taken(void **state) {
     assert_false(qe_attention_forward_takes(&a));
 }
 
+/* --- shapes in a file of choices --------------------------------------------------------------------------------- */
+
+static int shape_fits(const char *key) {
+    qe_cuda_choice choice = {.workspace_bytes = 0};
+    qe_fused_shape shape, again;
+    qe_fused_way way;
+    qe_product product;
+    qe_op op, parts[QE_OP_PARTS_MAX];
+    memcpy(choice.key, key, strlen(key));
+    assert_int_equal(qe_fused_choice_parse(&choice, &shape, &way, NULL), QE_OK);
+    qe_fused_op_of(&shape, &op);
+    assert_int_equal(qe_op_parts(&op, parts), 2);
+    assert_int_equal(qe_product_of(&op, &product, NULL), QE_OK);
+    qe_fused_shape_of(&op, &product, &again);
+    assert_memory_equal(&shape, &again, sizeof shape);
+    return op.kind == QE_OP_LINEAR ? qe_linear_swiglu_fits(&op.args.linear)
+                                   : qe_input_grad_swiglu_fits(&op.args.linear_input_grad);
+}
+
+static void a_shape_of_a_file_is_taken_where_an_op_of_it_is(void **state) {
+    (void)state;
+    assert_true(shape_fits("fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3"));
+    assert_true(shape_fits("fused linear m16 n32 k128 tn e4m3 e4m3 fast to e4m3"));
+    assert_true(shape_fits("fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 split to e5m2"));
+    assert_true(shape_fits("fused linear_input_grad m32 n64 k128 tn e4m3 e4m3 split to e4m3"));
+}
+
+static void a_shape_that_no_kernel_takes_is_known_without_its_op(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "fused linear m2048 n28672 k4096 tn e4m3 e4m3 split to e4m3",
+        "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e5m2",
+        "fused linear m2048 n28672 k4096 tn e5m2 e4m3 fast to e4m3",
+        "fused linear m2048 n28672 k4112 tn e4m3 e4m3 fast to e4m3",
+        "fused linear m2048 n28688 k4096 tn e4m3 e4m3 fast to e4m3",
+        "fused linear m2048 n28672 k4096 tn bf16 bf16 split to e4m3",
+        "fused linear m2147483648 n32 k128 tn e4m3 e4m3 fast to e4m3",
+        "fused linear m4294967280 n4294967264 k4294967168 tn e4m3 e4m3 fast to e4m3",
+        "fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 fast to e5m2",
+        "fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 split to e4m3",
+        "fused linear_input_grad m2064 n14336 k4096 tn e5m2 e4m3 split to e5m2",
+        "fused linear_input_grad m2048 n14352 k4096 tn e5m2 e4m3 split to e5m2",
+        "fused linear_input_grad m2048 n14336 k4112 tn e5m2 e4m3 split to e5m2",
+        "fused linear_input_grad m2048 n14336 k4096 nn bf16 bf16 split to e5m2",
+        "fused linear_input_grad m32 n2147483648 k128 tn e5m2 e4m3 split to e5m2",
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; ++i) {
+        if (shape_fits(keys[i])) fail_msg("%s", keys[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_product_with_swiglu_is_taken_with_either_plane_or_both),
@@ -283,6 +337,8 @@ int main(void) {
         cmocka_unit_test(other_products_are_left_to_the_parts),
         cmocka_unit_test(codes_over_what_an_input_gradient_still_reads_are_left_to_the_parts),
         cmocka_unit_test(other_input_gradients_are_left_to_the_parts),
+        cmocka_unit_test(a_shape_of_a_file_is_taken_where_an_op_of_it_is),
+        cmocka_unit_test(a_shape_that_no_kernel_takes_is_known_without_its_op),
         cmocka_unit_test(attention_makes_either_plane_or_both),
         cmocka_unit_test(codes_over_what_attention_still_reads_are_made_behind_it),
         cmocka_unit_test(other_targets_of_attention_are_made_behind_it),

@@ -141,6 +141,13 @@ uint32_t qe_cuda_fused_choices(const qe_cuda_fused *fused, const qe_cuda_choice 
     return fused->count;
 }
 
+/* Whole, a shape that no kernel takes would be run as its parts, and not as the file says. */
+static int can_be_whole(const qe_cuda_fused *fused, const qe_fused_shape *shape) {
+    qe_op op;
+    qe_fused_op_of(shape, &op);
+    return qe_cuda_fused_fits(fused, &op);
+}
+
 qe_status qe_cuda_fused_choose(qe_cuda_fused *fused, const qe_cuda_choice *choice, qe_error *error_out) {
     qe_fused_shape shape;
     qe_fused_way is;
@@ -150,10 +157,10 @@ qe_status qe_cuda_fused_choose(qe_cuda_fused *fused, const qe_cuda_choice *choic
     if (chosen)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "read the file before anything is prepared",
                             "%s has another algorithm already", choice->key);
-    if (is == QE_FUSED_WHOLE && !has_kernel(fused, shape.product.kind))
+    if (is == QE_FUSED_WHOLE && !can_be_whole(fused, &shape))
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED,
                             "choose anew with this build on this machine: leave the file of choices out",
-                            "%s cannot be one kernel on this device", choice->key);
+                            "%s cannot be one kernel in this build on this device", choice->key);
     QE_TRY(room_for_one(fused, error_out));
     (void)way_add(fused, &shape, is);
     return QE_OK;

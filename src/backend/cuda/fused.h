@@ -37,7 +37,8 @@ int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op);
 /* Queues it. Requires: it is taken. Capture: recorded. On failure: QE_ERROR_DEVICE. */
 qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream);
 uint32_t qe_cuda_fused_choices(const qe_cuda_fused *fused, const qe_cuda_choice **choices_out);
-/* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this build or device refuse it. */
+/* Takes a choice from a file. On failure: QE_ERROR_FORMAT: names no op of two parts; QE_ERROR_UNSUPPORTED: this build
+ * or device has no such way, for that shape or at all; QE_ERROR_ARGUMENT: another was chosen; QE_ERROR_MEMORY. */
 qe_status qe_cuda_fused_choose(qe_cuda_fused *fused, const qe_cuda_choice *choice, qe_error *error_out);
 /* Forgets all choices but the first `count`. */
 void qe_cuda_fused_keep(qe_cuda_fused *fused, uint32_t count);

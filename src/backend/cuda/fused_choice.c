@@ -19,6 +19,43 @@ void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shap
     *shape_out = (qe_fused_shape){.product = *product, .format = target_of(op)->format};
 }
 
+/* --- an op of a shape -------------------------------------------------------------------------------------------- */
+
+enum { FIRST, FIRST_SCALE, SECOND, SECOND_SCALE, RESULT, SWIGLU, SCALE, CODES, CODES_SCALE, TURNED, TURNED_SCALE };
+/* More than any address space has bytes. */
+enum { PLACE_BITS = 59 };
+
+static void *place(int which) { return (void *)((uintptr_t)(which + 1) << PLACE_BITS); }
+
+static qe_qtensor tensor(int which, uint8_t format, int is_transposed) {
+    return (qe_qtensor){.codes = place(which), .scale_inv = place(which + 1), .format = format,
+                        .transposed = (uint8_t)is_transposed};
+}
+
+static qe_quantize_target target_to(uint8_t format) {
+    return (qe_quantize_target){.recipe = QE_RECIPE_DELAYED, .format = format, .scale = place(SCALE),
+                                .operand = tensor(CODES, format, 0), .retained = tensor(TURNED, format, 1)};
+}
+
+void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
+    const qe_product *p = &shape->product;
+    const qe_qtensor first = tensor(FIRST, p->first, !p->first_along);
+    const int is_forward = p->kind == QE_OP_LINEAR;
+    const qe_qtensor second = tensor(SECOND, p->second, is_forward ? !p->second_along : p->second_along);
+    QE_ASSERT(is_forward || p->kind == QE_OP_LINEAR_INPUT_GRAD);
+    *op_out = (qe_op){.kind = (qe_op_kind)p->kind};
+    if (is_forward)
+        op_out->args.linear = (qe_args_linear){.x = first, .w = second, .y = place(RESULT), .rows = p->m, .in = p->k,
+                                               .out = p->n, .accumulation = p->accumulation,
+                                               .target = target_to(shape->format)};
+    else
+        op_out->args.linear_input_grad = (qe_args_linear_input_grad){
+            .dy = first, .w = second, .dx = place(RESULT), .rows = p->m, .in = p->n, .out = p->k,
+            .accumulation = p->accumulation, .gate_up = place(SWIGLU), .target = target_to(shape->format)};
+}
+
+/* --- its name ---------------------------------------------------------------------------------------------------- */
+
 static void key_format(const qe_fused_shape *shape, char *key, size_t bytes) {
     char product[QE_PRODUCT_KEY_BYTES];
     qe_product_key(&shape->product, product);

@@ -25,6 +25,10 @@ typedef enum qe_fused_way { QE_FUSED_APART, QE_FUSED_WHOLE } qe_fused_way;
 
 /* Requires: op has two parts, and its product is one (qe_product_of). */
 void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out);
+/* Any op of that shape: its operands have no address that could be used, but lie apart, at whole sixteens, and no
+ * memory holds what would overlap there. For asking a kernel about shapes alone.
+ * Requires: shape is of a choice that was parsed, or of an op. */
+void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out);
 /* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", and the way's words. */
 void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda_choice *choice_out);
 /* Does this key name an op of two parts, and not a product? */
