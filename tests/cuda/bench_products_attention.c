@@ -226,6 +226,12 @@ static void backward_check(bench *b, const world *w, qe_attention_algorithm algo
     bench_attention_close(b, &with);
 }
 
+/* On the bench's stream, which waits for no other. */
+static void element_put(bench *b, void *at, uint16_t value) {
+    const cudaError_t code = cudaMemcpyAsync(at, &value, sizeof value, cudaMemcpyHostToDevice, b->stream);
+    if (code != cudaSuccess || !bench_sync(b)) bench_fail(b, "an element could not be written");
+}
+
 /* A row of dO that is no number makes this query's gradient, and those of all keys that it sees, no numbers; queries
  * before it keep theirs. */
 static void nan_check(bench *b, const world *w) {
@@ -236,7 +242,7 @@ static void nan_check(bench *b, const world *w) {
     bench with = bench_attention_open(b, &op, QE_ATTENTION_OWN);
     const runner r = {&with, NULL, 0, NULL};
     (void)cudaMemcpy(&before, (uint16_t *)w->d_dout + at, sizeof before, cudaMemcpyDeviceToHost);
-    (void)cudaMemcpy((uint16_t *)w->d_dout + at, &nan, sizeof nan, cudaMemcpyHostToDevice);
+    element_put(b, (uint16_t *)w->d_dout + at, nan);
     if (with.attention && bench_prepare(&r, &op) && bench_run(&r, &op) && bench_sync(&with)) {
         (void)cudaMemcpy(got, w->d_dqkv, count * sizeof *got, cudaMemcpyDeviceToHost);
         const uint64_t row = w->sequence / 2;
@@ -245,7 +251,7 @@ static void nan_check(bench *b, const world *w) {
             !isnan(qe_bf16_decode(got[value])) || isnan(qe_bf16_decode(got[(row - 1) * w->row])))
             bench_fail(b, "attention: a gradient that is no number is lost or spreads");
     }
-    (void)cudaMemcpy((uint16_t *)w->d_dout + at, &before, sizeof before, cudaMemcpyHostToDevice);
+    element_put(b, (uint16_t *)w->d_dout + at, before);
     bench_attention_close(b, &with);
     free(got);
 }

@@ -18,7 +18,7 @@
 enum { WORD_FULL, WORD_FREE, WORDS };
 
 /* A GPU has 32 connections, and a graph that shares one with a graph that waits for a message waits too. A rank has a
- * compute, a caller's and an aside stream, and two for each edge with a neighbour. */
+ * compute, a caller's and an aside stream, and two for each edge with a neighbour; the world has one. */
 enum { RANKS_ON_A_GPU_MAX = 4 };
 
 struct qe_channel {
@@ -39,11 +39,26 @@ struct qe_world {
     uint64_t moves; /* of all channels, and aborts */
     qe_device *devices[RANKS_ON_A_GPU_MAX]; /* that parked a transfer; NULL: none did */
     int *aborted; /* page-locked: kernels look at it */
+    cudaStream_t aside; /* words are written on it, and awaited: ranks' streams do not wait for the default one */
     qe_channel *channels;
 };
 
-qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *error_out) {
+/* What it has of the device. */
+static qe_status world_fill(qe_world *world, qe_error *error_out) {
     void *word = NULL;
+    QE_TRY(qe_cuda_check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "page-locked memory", error_out));
+    const qe_status status =
+        qe_cuda_check(cudaStreamCreateWithFlags(&world->aside, cudaStreamNonBlocking), "a stream", error_out);
+    if (status != QE_OK) {
+        (void)cudaFreeHost(word);
+        return status;
+    }
+    world->aborted = word;
+    *world->aborted = 0;
+    return QE_OK;
+}
+
+qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *error_out) {
     if (ranks > RANKS_ON_A_GPU_MAX)
         return qe_error_set(error_out, QE_ERROR_LIMIT, "use pipeline.chunks for more stages, or --device host",
                             "%u ranks on one GPU; at most %d can wait for each other's messages", ranks,
@@ -52,16 +67,12 @@ qe_status qe_cuda_world_create(uint32_t ranks, qe_world **world_out, qe_error *e
     qe_world *world = calloc(1, sizeof *world);
     if (world == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for a world");
     qe_status status = qe_local_world_create(ranks, &world->local, error_out);
-    if (status == QE_OK)
-        status = qe_cuda_check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "page-locked memory",
-                               error_out);
+    if (status == QE_OK) status = world_fill(world, error_out);
     if (status != QE_OK) {
         qe_local_world_destroy(world->local);
         free(world);
         return status;
     }
-    world->aborted = word;
-    *world->aborted = 0;
     pthread_mutex_init(&world->lock, NULL);
     pthread_cond_init(&world->moved, NULL);
     *world_out = world;
@@ -84,6 +95,7 @@ void qe_cuda_world_destroy(qe_world *world) {
         channel = next;
     }
     (void)cudaFreeHost(world->aborted);
+    (void)cudaStreamDestroy(world->aside);
     qe_local_world_destroy(world->local);
     pthread_cond_destroy(&world->moved);
     pthread_mutex_destroy(&world->lock);
@@ -99,9 +111,11 @@ static qe_channel *channel_find(qe_world *world, uint32_t from_rank, uint32_t to
 
 static qe_status channel_rewind(qe_channel *channel, qe_error *error_out) {
     static const int empty[WORDS] = {[WORD_FULL] = 0, [WORD_FREE] = 1};
+    const cudaStream_t aside = channel->world->aside;
     channel->sent = channel->received = 0;
-    return qe_cuda_check(cudaMemcpy(channel->words, empty, sizeof empty, cudaMemcpyHostToDevice), "a channel",
-                         error_out);
+    cudaError_t code = cudaMemcpyAsync(channel->words, empty, sizeof empty, cudaMemcpyHostToDevice, aside);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(aside);
+    return qe_cuda_check(code, "a channel", error_out);
 }
 
 static qe_status channel_add(qe_world *world, qe_channel like, qe_channel **channel_out, qe_error *error_out) {

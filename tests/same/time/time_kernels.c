@@ -443,7 +443,7 @@ static void copy_ceiling(bench *b) {
     const size_t bytes = (size_t)MEGABYTES << 20;
     if (cudaMalloc((void **)&from, bytes) != cudaSuccess || cudaMalloc((void **)&to, bytes) != cudaSuccess) return;
     for (size_t at = 0; at < bytes; at += RANDOM_BYTES)
-        cudaMemcpy(from + at, b->random, RANDOM_BYTES, cudaMemcpyDeviceToDevice);
+        cudaMemcpyAsync(from + at, b->random, RANDOM_BYTES, cudaMemcpyDeviceToDevice, b->stream);
     cudaEventCreate(&begin), cudaEventCreate(&end);
     cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, b->stream);
     cudaEventRecord(begin, b->stream);
@@ -478,6 +478,7 @@ static int random_make(bench *b) {
               is_bad(b, cudaMemcpy(b->random, words, RANDOM_BYTES, cudaMemcpyHostToDevice), "random numbers");
     for (size_t i = 0; i < count; ++i) words[i] &= 0x7FFF7FFFu;
     bad = bad || is_bad(b, cudaMemcpy(b->positive, words, RANDOM_BYTES, cudaMemcpyHostToDevice), "random numbers");
+    bad = bad || is_bad(b, cudaDeviceSynchronize(), "random numbers"); /* the bench's stream does not wait for them */
     free(words);
     return bad;
 }
