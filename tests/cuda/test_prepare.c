@@ -272,6 +272,8 @@ int main(void) {
     expect("an error from before", QE_OK, cudaErrorInvalidDevice, cudaSuccess, QE_OK, "", "");
     expect("too many blocks", QE_ERROR_DEVICE, cudaErrorInvalidConfiguration, cudaSuccess, QE_ERROR_UNSUPPORTED,
            "more blocks than a launch may have", "fewer tokens");
+    expect("too many blocks, by our own count", QE_ERROR_LIMIT, cudaSuccess, cudaSuccess, QE_ERROR_UNSUPPORTED,
+           "more blocks than a launch may have", "fewer tokens");
     expect("a launch that fails", QE_ERROR_DEVICE, cudaErrorInvalidValue, cudaSuccess, QE_ERROR_DEVICE, "an error", "");
     expect("a library that refuses", QE_ERROR_DEVICE, cudaSuccess, cudaSuccess, QE_ERROR_DEVICE, "its library", "");
     expect("a shape that is not computed", QE_ERROR_ARGUMENT, cudaSuccess, cudaSuccess, QE_ERROR_UNSUPPORTED,

@@ -162,10 +162,18 @@ KERNEL void __launch_bounds__(COMMIT_THREADS, COMMIT_BLOCKS)
     });
 }
 
+dim3 commit_grid(const code_planes &planes) {
+    return dim3(pieces_of(planes.columns, COMMIT_COLUMNS), pieces_of(planes.rows, COMMIT_ROWS));
+}
+
+/* Has a weight so few tiles that one launch commits them, and that they are counted? */
+bool commit_fits(const code_planes &planes) {
+    const dim3 grid = commit_grid(planes);
+    return grid_is_possible(grid) && static_cast<uint64_t>(grid.x) * grid.y <= ADAMW_BLOCKS_MAX;
+}
+
 qe_status commit_whole(const commit_job &job, cudaStream_t stream) {
-    const dim3 grid(pieces_of(job.planes.columns, COMMIT_COLUMNS), pieces_of(job.planes.rows, COMMIT_ROWS));
-    if (static_cast<uint64_t>(grid.x) * grid.y > ADAMW_BLOCKS_MAX) return QE_ERROR_ARGUMENT;
-    return launch(commit_kernel, grid, COMMIT_THREADS, 0, 0, stream, job);
+    return launch(commit_kernel, commit_grid(job.planes), COMMIT_THREADS, 0, 0, stream, job);
 }
 
 struct seal_job {
@@ -176,7 +184,8 @@ KERNEL void seal_kernel(const __grid_constant__ seal_job job) {
     seal_key(job.key, job.key[QE_KEY_VERSION], job.key[QE_KEY_EPOCH]);
 }
 
-/* Shapes that no tile fits, other formats: one after the other. After a veto the fill finds the seal that was there. */
+/* Shapes that no tile fits, or of too many tiles, other formats: one after the other. After a veto the fill finds the
+ * seal that was there. */
 qe_status commit_apart(const qe_args_adamw *args, const qe_quantize_target *target, cudaStream_t stream) {
     qe_args_quantize_weight fill = {};
     fill.w = args->weight, fill.rows = args->rows, fill.columns = args->columns, fill.target = *target;
@@ -201,7 +210,7 @@ extern "C" qe_status qe_cuda_adamw(const qe_args_adamw *args, cudaStream_t strea
     const bool aligned = is_aligned(args->weight) && is_aligned(args->grad) && is_aligned(args->moment1) &&
                          is_aligned(args->moment2);
     const bool whole = planes_of(places_of(&target, args->rows, args->columns), &job.planes) &&
-                       job.planes.by_rows != nullptr && job.planes.by_columns != nullptr;
+                       job.planes.by_rows != nullptr && job.planes.by_columns != nullptr && commit_fits(job.planes);
     if (aligned && whole && target.format == QE_FORMAT_E4M3 && target.recipe == QE_RECIPE_DELAYED)
         return commit_whole(job, stream);
     return commit_apart(args, &target, stream);

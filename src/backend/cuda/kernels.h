@@ -3,7 +3,8 @@
  *
  * Every launcher queues its kernels on `stream` and returns; it allocates nothing and asks the device nothing, so it
  * may be captured. Host structures (args, tables of pointers) are read during the call only.
- * On failure: QE_ERROR_DEVICE, and nothing was queued; the caller asks cudaGetLastError for the cause.
+ * On failure: QE_ERROR_DEVICE, and nothing was queued; the caller asks cudaGetLastError for the cause. QE_ERROR_LIMIT:
+ *             a launch would have more blocks than there can be (norms of 65,535 x 32 rows go); told by preparing, too.
  * Bits:       the same for the same input on the same device, whatever else runs. */
 #ifndef QE_CUDA_KERNELS_H
 #define QE_CUDA_KERNELS_H

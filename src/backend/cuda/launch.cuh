@@ -9,7 +9,7 @@
 
 /* More shared memory than 48 KiB has to be asked for; what a kernel declares itself comes on top of this. */
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
-enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y: tall.cuh */
+enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y, and of z: tall.cuh */
 
 /* attribute: lives as long as the configuration. */
 static inline cudaLaunchConfig_t launch_config(dim3 grid, uint32_t threads, uint32_t cluster, size_t shared_bytes,
@@ -48,13 +48,21 @@ static uint32_t clusters_at_work(void (*kernel)(Parameters...), uint32_t threads
     return static_cast<uint32_t>(clusters);
 }
 
+/* May a launch have so many blocks? Asked here, so that the answer is in one word whatever a driver says. */
+static inline bool grid_is_possible(dim3 grid) {
+    constexpr uint32_t ACROSS_MAX = 0x7FFFFFFF;
+    return grid.x <= ACROSS_MAX && grid.y <= GRID_TALL_MAX && grid.z <= GRID_TALL_MAX;
+}
+
 /* The verdict is the launch's own: a look at the last error could show another thread's.
+ * On failure: QE_ERROR_LIMIT: more blocks than a launch may have; QE_ERROR_DEVICE.
  * cluster: blocks along x that share their memory; grid.x is a multiple of it; 1 also where a kernel that sends within
  * its cluster has a single block, which is illegal without one; 0: none. */
 template <typename... Parameters, typename... Given>
 static qe_status launch(void (*kernel)(Parameters...), dim3 grid, uint32_t threads, uint32_t cluster,
                         size_t shared_bytes, cudaStream_t stream, const Given &...given) {
     if (grid.x == 0 || grid.y == 0) return QE_OK;
+    if (!grid_is_possible(grid)) return QE_ERROR_LIMIT;
     if (!launch_shared_ask(kernel, shared_bytes)) return QE_ERROR_DEVICE;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t config = launch_config(grid, threads, cluster, shared_bytes, stream, &attribute);

@@ -227,7 +227,7 @@ static qe_status launch_refused(const qe_op *op, qe_status queued, cudaError_t l
     if (queued == QE_ERROR_ARGUMENT)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose sizes, and addresses, that are multiples of 16",
                             "the device cannot compute %s of this shape, or where its operands lie", name);
-    if (launched == cudaErrorInvalidConfiguration)
+    if (queued == QE_ERROR_LIMIT || launched == cudaErrorInvalidConfiguration)
         return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use fewer tokens in a microbatch, or smaller sizes",
                             "%s of this shape needs more blocks than a launch may have", name);
     if (launched != cudaSuccess) return qe_cuda_check(launched, name, error_out);

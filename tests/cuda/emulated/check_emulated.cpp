@@ -2,6 +2,7 @@
  *
  *   check_emulated [--large]   exit status: 0, 1 when a check failed */
 #include "check_squares.h"
+#include "check_tall.h"
 #include "check_units.h"
 
 int main(int argc, char **argv) {
@@ -9,6 +10,7 @@ int main(int argc, char **argv) {
     check_everything(all, argc > 1 && strcmp(argv[1], "--large") == 0);
     check_squares(all);
     check_units(all);
+    check_tall(all);
     printf("%d checks, %d failed\n", all.run, all.failed);
     return all.failed ? 1 : 0;
 }

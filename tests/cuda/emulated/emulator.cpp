@@ -142,7 +142,24 @@ const emulated_thread &emulator_self() {
     return current->running->self;
 }
 
+static uint32_t down_max;
+static uint64_t runs;
+
+uint64_t emulator_runs() {
+    return runs;
+}
+
+uint32_t emulator_down_max() {
+    constexpr uint32_t OF_A_DEVICE = 65535;
+    return down_max == 0 ? OF_A_DEVICE : down_max;
+}
+
+void emulator_down_set(uint32_t blocks) {
+    down_max = blocks;
+}
+
 void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::function<void()> &kernel) {
+    ++runs;
     machine m;
     current = &m;
     m.kernel = &kernel;

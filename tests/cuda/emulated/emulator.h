@@ -17,7 +17,13 @@ struct emulated_thread {
 /* Who asks. Valid inside a kernel only. */
 const emulated_thread &emulator_self();
 
+/* Blocks below each other that launchers are told a grid may have: as many as on a device (0), or fewer, so that small
+ * shapes have too many. */
+uint32_t emulator_down_max();
+void emulator_down_set(uint32_t blocks);
+
 void emulator_run(dim3 grid, uint32_t threads, uint32_t cluster, const std::function<void()> &kernel);
+uint64_t emulator_runs(); /* that there were */
 
 void emulator_warp_barrier(uint32_t mask);
 void emulator_block_barrier();

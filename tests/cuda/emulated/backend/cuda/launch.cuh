@@ -7,6 +7,11 @@
 
 enum { GRID_TALL_MAX = 3 }; /* low, so that every shape of some rows is folded into z */
 
+/* What a launcher asks before it chooses; a launch itself may have as many blocks as on a device. */
+static inline bool grid_is_possible(dim3 grid) {
+    return grid.y <= emulator_down_max();
+}
+
 template <typename Job>
 static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32_t cluster, size_t, cudaStream_t,
                         const Job &job) {
