@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "base/align.h"
 #include "base/assert.h"
+#include "base/prng.h"
 #include "qeffect/fp8.h"
 
 enum {
@@ -71,16 +72,11 @@ static uint64_t operand_bytes(const deposits *d, uint32_t weight, int is_gradien
 
 /* --- random numbers ----------------------------------------------------------------------------------------------- */
 
-/* About normal, with the deviation that the largest of them just fits the format: what a chip draws depends on it. */
-static float number(uint64_t *state, qe_format format) {
-    static const float deviation[FORMATS] = {[QE_FORMAT_E4M3] = 100.0f, [QE_FORMAT_E5M2] = 12000.0f,
+/* The largest of a block, about five times that, just fits its format: what a chip draws depends on it. */
+static float deviation_of(qe_format format) {
+    static const float deviation[FORMATS] = {[QE_FORMAT_E4M3] = 448.0f / 5, [QE_FORMAT_E5M2] = 57344.0f / 5,
                                              [QE_FORMAT_BF16] = 1.0f, [QE_FORMAT_FP32] = 1.0f};
-    float sum = 0;
-    for (int i = 0; i < 4; i++) {
-        *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        sum += (float)(*state >> 40) * 0x1p-24f - 0.5f;
-    }
-    return sum * 1.7320508f * deviation[format]; /* four uniform numbers have a variance of a third */
+    return deviation[format];
 }
 
 static void put_number(void *block, uint64_t i, qe_format format, float value) {
@@ -90,10 +86,15 @@ static void put_number(void *block, uint64_t i, qe_format format, float value) {
 }
 
 static qe_status make_block(deposits *d, qe_format format, qe_error *error_out) {
-    uint64_t state = (uint64_t)format + 1;
+    enum { AT_A_TIME = 1024 };
+    float values[AT_A_TIME];
+    const qe_prng prng = qe_prng_make((uint64_t)format, "deposits");
     void *block = malloc(BLOCK_VALUES * qe_format_bytes(format));
     if (block == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for random numbers");
-    for (uint64_t i = 0; i < BLOCK_VALUES; i++) put_number(block, i, format, number(&state, format));
+    for (uint64_t i = 0; i < BLOCK_VALUES; i++) {
+        if (i % AT_A_TIME == 0) qe_prng_normal_fill(&prng, i, deviation_of(format), AT_A_TIME, values);
+        put_number(block, i, format, values[i % AT_A_TIME]);
+    }
     d->block[format] = block;
     return QE_OK;
 }
