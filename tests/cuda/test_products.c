@@ -14,6 +14,8 @@
 #include "backend/cuda/attention_choice.h"
 #include "backend/cuda/choices.h"
 #include "backend/cuda/fused_choice.h"
+#include "backend/cuda/input_grad_swiglu.h"
+#include "backend/cuda/linear_swiglu.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/product.h"
 
@@ -259,6 +261,9 @@ static void another_library_or_device_is_refused_and_named(void **state) {
     }
 }
 
+static const qe_fused_shape FUSED = {
+    .product = {.m = 2048, .n = 28672, .k = 4096, .kind = QE_OP_LINEAR, .first_along = 1, .second_along = 1},
+    .format = QE_FORMAT_E4M3};
 static const qe_op ATTENTION = {
     .kind = QE_OP_ATTENTION_BACKWARD,
     .args.attention_backward = {
@@ -319,12 +324,26 @@ static void a_choice_that_names_no_attention_or_another_algorithm_is_refused(voi
     }
 }
 
+static qe_status fused_read(const qe_cuda_choice *choice, qe_error *error_out) {
+    qe_fused_shape shape;
+    qe_fused_way way;
+    qe_op op;
+    const qe_status status = qe_fused_choice_parse(choice, &shape, &way, error_out);
+    if (status != QE_OK) return status;
+    qe_fused_op_of(&shape, &op);
+    const int fits = op.kind == QE_OP_LINEAR ? qe_linear_swiglu_fits(&op.args.linear)
+                                             : qe_input_grad_swiglu_fits(&op.args.linear_input_grad);
+    if (fits || way == QE_FUSED_APART) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "choose anew", "no kernel takes it");
+}
+
 /* As the device takes choices, without one. */
 static qe_status choice_read(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
     qe_product product;
     qe_op op;
     qe_attention_algorithm algorithm;
     ++*(uint64_t *)context;
+    if (qe_fused_choice_is(choice->key)) return fused_read(choice, error_out);
     if (!qe_attention_choice_is(choice->key)) return qe_product_parse(choice->key, &product, error_out);
     const qe_status status = qe_attention_choice_parse(choice, &op, &algorithm, error_out);
     const int is_forward = status == QE_OK && op.kind == QE_OP_ATTENTION;
@@ -353,7 +372,9 @@ static void refused_with_a_way_out(qe_status status, const qe_error *error) {
 
 static void what_is_wrong_with_a_line_is_the_files_and_has_a_way_out(void **state) {
     (void)state;
-    static const char *const keys[] = {"linear m1 n1", "linear m0 n16 k16 tn e4m3 e4m3 fast",
+    static const char *const keys[] = {"fused linear m16 n16", "fused linear m0 n16 k16 tn e4m3 e4m3 fast to e4m3",
+                                       "fused linear_input_grad m16 n16 k16 tn e5m2 e5m2 split to e5m2",
+                                       "linear m1 n1", "linear m0 n16 k16 tn e4m3 e4m3 fast",
                                        "linear m15 n16 k16 tn e4m3 e4m3 fast", "linear m16 n16 k16 tn e5m2 e5m2 fast",
                                        "attention_backward s0 t0 h0 kv0 d0 fixed"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
@@ -380,7 +401,10 @@ static void whatever_bytes_are_read_or_refused_with_a_way_out(void **state) {
     const int half = snprintf(good, sizeof good, "qeffect choices 1\n%s", line);
     qe_attention_choice_make(&ATTENTION, QE_ATTENTION_OWN, &choice);
     qe_choice_format(&here, &choice, line);
-    const size_t whole = (size_t)(half + snprintf(good + half, sizeof good - (size_t)half, "%s", line));
+    size_t whole = (size_t)(half + snprintf(good + half, sizeof good - (size_t)half, "%s", line));
+    qe_fused_choice_make(&FUSED, QE_FUSED_WHOLE, &choice);
+    qe_choice_format(&here, &choice, line);
+    whole += (size_t)snprintf(good + whole, sizeof good - whole, "%s", line);
     uint64_t drawn = 1, count, refused = 0;
     for (int round = 0; round < ROUNDS; ++round) {
         size_t length = whole;
