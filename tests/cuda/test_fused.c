@@ -2,107 +2,46 @@
  * that it takes; which way is run is chosen by a race, written to the file of choices, honoured and refused.
  *
  *   test_fused   exit status 0, 1 when something does not hold, 77 where there is no GPU */
-#include <cmocka.h>
-#include <cuda_runtime_api.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "backend/cuda/fused.h"
 #include "backend/cuda/fused_choice.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/product_kernels.h"
-#include "backend/cuda/products.h"
-
-enum { SKIPPED = 77, GUARD_BYTES = 256, POISON = 0xA5 };
-
-static cudaStream_t aside;
+#include "fused_check.h"
 
 /* --- an op's memory ---------------------------------------------------------------------------------------------- */
 
 enum { X, X_SCALE, W, W_SCALE, Y, SCALE, AMAX, CODES, CODES_SCALE, TURNED, TURNED_SCALE, PLACES };
 enum { RESULTS_FROM = Y }; /* what is not read; but for the scale */
 
-typedef struct memory {
-    char *at[PLACES];
-    size_t bytes[PLACES];
-} memory;
-
 typedef struct shape {
     uint32_t rows, in, ffn;
 } shape;
 
-static void place(memory *m, int which, size_t bytes) {
-    m->bytes[which] = bytes;
-    assert_int_equal(cudaMalloc((void **)&m->at[which], bytes + GUARD_BYTES), cudaSuccess);
-    assert_int_equal(cudaMemset(m->at[which], POISON, bytes + GUARD_BYTES), cudaSuccess);
-}
-
-static void put_float(const memory *m, int which, float value) {
-    assert_int_equal(cudaMemcpy(m->at[which], &value, sizeof value, cudaMemcpyHostToDevice), cudaSuccess);
-}
-
-/* `aside` waits neither for memsets nor for what small copies have under way: poison may come after inputs. Seen once,
- * other bits here while two programs ran beside on the GPU. */
-static void settle(void) { assert_int_equal(cudaDeviceSynchronize(), cudaSuccess); }
-
 static memory memory_of(shape of) {
-    memory m;
     const size_t rows = of.rows, in = of.in, ffn = of.ffn;
     const size_t bytes[PLACES] = {rows * in, 4, 2 * ffn * in, 4, rows * ffn * 4, 4, 4, rows * ffn, 4, rows * ffn, 4};
-    for (int i = 0; i < PLACES; i++) place(&m, i, bytes[i]);
-    settle();
-    assert_int_equal(qe_cuda_random(QE_FORMAT_E4M3, m.at[X], rows * in, 1, aside), QE_OK);
-    assert_int_equal(qe_cuda_random(QE_FORMAT_E4M3, m.at[W], 2 * ffn * in, 2, aside), QE_OK);
-    assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
+    const memory m = memory_place(bytes, PLACES);
+    put_random(&m, X, QE_FORMAT_E4M3, rows * in, 1);
+    put_random(&m, W, QE_FORMAT_E4M3, 2 * ffn * in, 2);
     put_float(&m, X_SCALE, 0.0171f);
     put_float(&m, W_SCALE, 0.0007f);
     put_float(&m, SCALE, 9.7f);
     put_float(&m, AMAX, 0.0f);
-    settle();
     return m;
-}
-
-/* Nothing was written behind what is one's own. */
-static void guards_hold(const memory *m) {
-    unsigned char guard[GUARD_BYTES], wanted[GUARD_BYTES];
-    memset(wanted, POISON, sizeof wanted);
-    for (int i = 0; i < PLACES; i++) {
-        assert_int_equal(cudaMemcpy(guard, m->at[i] + m->bytes[i], GUARD_BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_memory_equal(guard, wanted, GUARD_BYTES);
-    }
-}
-
-static void memory_free(memory *m) {
-    for (int i = 0; i < PLACES; i++) (void)cudaFree(m->at[i]);
-}
-
-static qe_qtensor codes_at(const memory *m, int which, uint32_t rows, uint32_t columns, uint8_t transposed) {
-    return (qe_qtensor){.codes = m->at[which], .scale_inv = (float *)m->at[which + 1], .rows = rows,
-                        .columns = columns, .format = QE_FORMAT_E4M3, .blocking = QE_BLOCKING_TENSOR,
-                        .transposed = transposed};
 }
 
 static qe_op op_of(const memory *m, shape of) {
     return (qe_op){
         .kind = QE_OP_LINEAR,
-        .args.linear = {.x = codes_at(m, X, of.rows, of.in, 0), .w = codes_at(m, W, 2 * of.ffn, of.in, 0),
+        .args.linear = {.x = codes_at(m, X, QE_FORMAT_E4M3, of.rows, of.in, 0),
+                        .w = codes_at(m, W, QE_FORMAT_E4M3, 2 * of.ffn, of.in, 0),
                         .y = m->at[Y], .rows = of.rows, .in = of.in, .out = 2 * of.ffn,
                         .accumulation = QE_ACCUMULATE_FAST,
                         .target = {.recipe = QE_RECIPE_DELAYED, .format = QE_FORMAT_E4M3,
                                    .scale = (const float *)m->at[SCALE], .amax = (float *)m->at[AMAX],
-                                   .operand = codes_at(m, CODES, of.rows, of.ffn, 0),
-                                   .retained = codes_at(m, TURNED, of.rows, of.ffn, 1)}},
+                                   .operand = codes_at(m, CODES, QE_FORMAT_E4M3, of.rows, of.ffn, 0),
+                                   .retained = codes_at(m, TURNED, QE_FORMAT_E4M3, of.rows, of.ffn, 1)}},
     };
-}
-
-static qe_cuda_gemm *gemm_open(void) {
-    qe_cuda_gemm *gemm = NULL;
-    qe_error error = {0};
-    assert_int_equal(qe_cuda_gemm_create(aside, &gemm, &error), QE_OK);
-    return gemm;
 }
 
 static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
@@ -114,49 +53,20 @@ static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream
 
 /* --- the same bits ----------------------------------------------------------------------------------------------- */
 
-static void results_equal(const memory *m, const memory *other) {
-    for (int i = RESULTS_FROM; i < PLACES; i++) {
-        char *one = malloc(m->bytes[i]), *two = malloc(m->bytes[i]);
-        assert_non_null(one);
-        assert_non_null(two);
-        assert_int_equal(cudaMemcpy(one, m->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_int_equal(cudaMemcpy(two, other->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_memory_equal(one, two, m->bytes[i]);
-        free(one);
-        free(two);
-    }
-}
-
 static void change_nothing(qe_op *op) { (void)op; }
 static void leave_codes_out(qe_op *op) { op->args.linear.target.operand = (qe_qtensor){0}; }
 static void leave_transposed_out(qe_op *op) { op->args.linear.target.retained = (qe_qtensor){0}; }
 static void leave_amax_out(qe_op *op) { op->args.linear.target.amax = NULL; }
 
-static void expect_equal(qe_cuda_gemm *gemm, shape of, void (*change)(qe_op *op), const void *codes, size_t bytes) {
-    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
-    const qe_cuda_choice *chosen;
-    memory whole = memory_of(of), apart = memory_of(of);
-    qe_op one = op_of(&whole, of), two = op_of(&apart, of), parts[QE_OP_PARTS_MAX];
-    change(&one);
-    change(&two);
-    if (bytes > 0) {
-        assert_int_equal(cudaMemcpy(whole.at[X], codes, bytes, cudaMemcpyHostToDevice), cudaSuccess);
-        assert_int_equal(cudaMemcpy(apart.at[X], codes, bytes, cudaMemcpyHostToDevice), cudaSuccess);
-    }
-    (void)qe_op_parts(&two, parts);
-    assert_int_equal(qe_cuda_gemm_prepare(gemm, &parts[0], 0, NULL), QE_OK);
-    assert_int_equal(qe_cuda_fused_prepare(fused, &one, NULL, &chosen, NULL), QE_OK);
-    assert_true(qe_cuda_fused_takes(fused, &one));
-    settle();
-    for (int turn = 0; turn < 3; turn++) {
-        assert_int_equal(qe_cuda_fused_run(fused, &one, aside), QE_OK);
-        assert_int_equal(apart_queue(gemm, &two, aside), QE_OK);
-        assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
-        results_equal(&whole, &apart);
-    }
-    guards_hold(&whole);
-    memory_free(&whole);
-    memory_free(&apart);
+static void expect_equal(qe_cuda_gemm *gemm, shape of, void (*change)(qe_op *op), const given *what) {
+    pair both = {.whole = memory_of(of), .apart = memory_of(of), .from = RESULTS_FROM};
+    both.one = op_of(&both.whole, of);
+    both.two = op_of(&both.apart, of);
+    change(&both.one);
+    change(&both.two);
+    give(&both.whole, what);
+    give(&both.apart, what);
+    expect_equal_bits(gemm, &both, apart_queue);
 }
 
 static void one_kernel_has_the_bits_of_the_parts(void) {
@@ -167,11 +77,11 @@ static void one_kernel_has_the_bits_of_the_parts(void) {
     qe_cuda_gemm *gemm = gemm_open();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         printf("  %u rows, %u to 2 x %u\n", shapes[i].rows, shapes[i].in, shapes[i].ffn);
-        expect_equal(gemm, shapes[i], change_nothing, NULL, 0);
+        expect_equal(gemm, shapes[i], change_nothing, NULL);
     }
-    expect_equal(gemm, shapes[2], leave_codes_out, NULL, 0);
-    expect_equal(gemm, shapes[2], leave_transposed_out, NULL, 0);
-    expect_equal(gemm, shapes[2], leave_amax_out, NULL, 0);
+    expect_equal(gemm, shapes[2], leave_codes_out, NULL);
+    expect_equal(gemm, shapes[2], leave_transposed_out, NULL);
+    expect_equal(gemm, shapes[2], leave_amax_out, NULL);
     qe_cuda_gemm_destroy(gemm);
 }
 
@@ -185,7 +95,7 @@ static void what_is_no_number_has_the_same_bits_too(void) {
     codes[17] = 0x7F;
     memset(codes + IN, 0, IN);
     memset(codes + (size_t)2 * IN, 0x7E, IN);
-    expect_equal(gemm, of, change_nothing, codes, sizeof codes);
+    expect_equal(gemm, of, change_nothing, &(given){X, codes, sizeof codes});
     qe_cuda_gemm_destroy(gemm);
 }
 
@@ -204,23 +114,10 @@ static void what_no_kernel_takes_stays_apart(void) {
     static void (*const changes[])(qe_op *op) = {be_split,    be_current,    be_wide,         add_something, be_odd,
                                                  be_in_place, share_a_scale, have_no_target};
     const shape of = {256, 256, 256};
-    qe_cuda_gemm *gemm = gemm_open();
-    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
     memory m = memory_of(of);
-    const qe_cuda_choice *chosen;
     const qe_op fits = op_of(&m, of);
-    assert_false(qe_cuda_fused_takes(fused, &fits)); /* not before it is prepared */
-    assert_int_equal(qe_cuda_fused_prepare(fused, &fits, NULL, &chosen, NULL), QE_OK);
-    assert_true(qe_cuda_fused_takes(fused, &fits));
-    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        qe_op op = fits;
-        changes[i](&op);
-        assert_int_equal(qe_cuda_fused_prepare(fused, &op, NULL, &chosen, NULL), QE_OK);
-        assert_null(chosen);
-        assert_false(qe_cuda_fused_takes(fused, &op));
-    }
+    expect_apart(&fits, changes, sizeof changes / sizeof *changes);
     memory_free(&m);
-    qe_cuda_gemm_destroy(gemm);
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
@@ -228,18 +125,10 @@ static void what_no_kernel_takes_stays_apart(void) {
 static void a_race_chooses_once_and_is_written_and_honoured(const char *path) {
     const shape of = {2048, 1024, 4096};
     qe_cuda_gemm *writer = gemm_open(), *reader = gemm_open();
-    const qe_fused_apart apart = {apart_queue, writer};
-    const qe_cuda_choice *chosen, *all;
+    const qe_cuda_choice *all;
     memory m = memory_of(of);
-    qe_op op = op_of(&m, of), parts[QE_OP_PARTS_MAX];
-    (void)qe_op_parts(&op, parts);
-    assert_int_equal(qe_cuda_gemm_prepare(writer, &parts[0], 0, NULL), QE_OK);
-    assert_int_equal(qe_cuda_fused_prepare(qe_cuda_gemm_fused(writer), &op, &apart, &chosen, NULL), QE_OK);
-    assert_non_null(chosen);
-    const int whole = qe_cuda_fused_takes(qe_cuda_gemm_fused(writer), &op);
-    printf("  %s: %s\n", chosen->key, whole ? "whole" : "apart");
-    assert_int_equal(qe_cuda_fused_prepare(qe_cuda_gemm_fused(writer), &op, &apart, &chosen, NULL), QE_OK);
-    assert_null(chosen);
+    const qe_op op = op_of(&m, of);
+    const int whole = expect_race(writer, &op, apart_queue);
     assert_int_equal(qe_cuda_choices_write(writer, NULL, path, NULL), QE_OK);
     assert_int_equal(qe_cuda_choices_read(reader, NULL, path, NULL), QE_OK);
     assert_int_equal(qe_cuda_fused_choices(qe_cuda_gemm_fused(reader), &all), 1);
@@ -296,15 +185,10 @@ static void a_shape_that_no_kernel_takes_is_not_whole(void) {
 
 int main(void) {
     char path[] = "/tmp/test_fused.XXXXXX";
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-        printf("skipped: there is no GPU\n");
-        return SKIPPED;
-    }
+    if (!gpu_open()) return SKIPPED;
     const int file = mkstemp(path);
     assert_true(file >= 0);
     (void)close(file);
-    assert_int_equal(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
     one_kernel_has_the_bits_of_the_parts();
     what_is_no_number_has_the_same_bits_too();
     what_no_kernel_takes_stays_apart();

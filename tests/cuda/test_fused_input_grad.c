@@ -3,89 +3,32 @@
  * between the two can be run.
  *
  *   test_fused_input_grad   exit status 0, 1 when something does not hold, 77 where there is no GPU */
-#include <cmocka.h>
-#include <cuda_runtime_api.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "backend/cuda/fused.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/product_kernels.h"
-#include "backend/cuda/products.h"
-
-enum { SKIPPED = 77, GUARD_BYTES = 256, POISON = 0xA5 };
-
-static cudaStream_t aside;
+#include "fused_check.h"
 
 /* --- an op's memory ---------------------------------------------------------------------------------------------- */
 
 enum { DY, DY_SCALE, W, W_SCALE, GATE_UP, SCALE, DX, DGATE_UP, AMAX, CODES, CODES_SCALE, TURNED, TURNED_SCALE, PLACES };
 enum { RESULTS_FROM = AMAX }; /* dx and dgate_up are scratch: not written where one pass does all */
 
-typedef struct memory {
-    char *at[PLACES];
-    size_t bytes[PLACES];
-} memory;
-
 typedef struct shape {
     uint32_t rows, out, in;
     qe_format format; /* of dy and of the codes */
 } shape;
 
-static void place(memory *m, int which, size_t bytes) {
-    m->bytes[which] = bytes;
-    assert_int_equal(cudaMalloc((void **)&m->at[which], bytes + GUARD_BYTES), cudaSuccess);
-    assert_int_equal(cudaMemset(m->at[which], POISON, bytes + GUARD_BYTES), cudaSuccess);
-}
-
-static void put_float(const memory *m, int which, float value) {
-    assert_int_equal(cudaMemcpy(m->at[which], &value, sizeof value, cudaMemcpyHostToDevice), cudaSuccess);
-}
-
-/* `aside` waits neither for memsets nor for what small copies have under way: poison may come after inputs. Seen once,
- * other bits here while two programs ran beside on the GPU. */
-static void settle(void) { assert_int_equal(cudaDeviceSynchronize(), cudaSuccess); }
-
 static memory memory_of(shape of) {
-    memory m;
     const size_t rows = of.rows, out = of.out, in = of.in;
     const size_t bytes[PLACES] = {rows * out,    4, out * in,      4, rows * in * 4, 4, rows * in * 2, rows * in * 4, 4,
                                   rows * in * 2, 4, rows * in * 2, 4};
-    for (int i = 0; i < PLACES; i++) place(&m, i, bytes[i]);
-    settle();
-    assert_int_equal(qe_cuda_random(of.format, m.at[DY], rows * out, 1, aside), QE_OK);
-    assert_int_equal(qe_cuda_random(QE_FORMAT_E4M3, m.at[W], out * in, 2, aside), QE_OK);
-    assert_int_equal(qe_cuda_random(QE_FORMAT_BF16, m.at[GATE_UP], rows * in * 2, 3, aside), QE_OK);
-    assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
+    const memory m = memory_place(bytes, PLACES);
+    put_random(&m, DY, of.format, rows * out, 1);
+    put_random(&m, W, QE_FORMAT_E4M3, out * in, 2);
+    put_random(&m, GATE_UP, QE_FORMAT_BF16, rows * in * 2, 3);
     put_float(&m, DY_SCALE, 0.0171f);
     put_float(&m, W_SCALE, 0.0007f);
     put_float(&m, SCALE, 9.7f);
     put_float(&m, AMAX, 0.0f);
-    settle();
     return m;
-}
-
-/* Nothing was written behind what is one's own. */
-static void guards_hold(const memory *m) {
-    unsigned char guard[GUARD_BYTES], wanted[GUARD_BYTES];
-    memset(wanted, POISON, sizeof wanted);
-    for (int i = 0; i < PLACES; i++) {
-        assert_int_equal(cudaMemcpy(guard, m->at[i] + m->bytes[i], GUARD_BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_memory_equal(guard, wanted, GUARD_BYTES);
-    }
-}
-
-static void memory_free(memory *m) {
-    for (int i = 0; i < PLACES; i++) (void)cudaFree(m->at[i]);
-}
-
-static qe_qtensor codes_at(const memory *m, int which, qe_format format, uint32_t rows, uint32_t columns,
-                           uint8_t transposed) {
-    return (qe_qtensor){.codes = m->at[which], .scale_inv = (float *)m->at[which + 1], .rows = rows,
-                        .columns = columns, .format = (uint8_t)format, .blocking = QE_BLOCKING_TENSOR,
-                        .transposed = transposed};
 }
 
 static qe_op op_of(const memory *m, shape of) {
@@ -102,13 +45,6 @@ static qe_op op_of(const memory *m, shape of) {
     };
 }
 
-static qe_cuda_gemm *gemm_open(void) {
-    qe_cuda_gemm *gemm = NULL;
-    qe_error error = {0};
-    assert_int_equal(qe_cuda_gemm_create(aside, &gemm, &error), QE_OK);
-    return gemm;
-}
-
 static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
     qe_op parts[QE_OP_PARTS_MAX];
     assert_int_equal(qe_op_parts(op, parts), 2);
@@ -118,57 +54,18 @@ static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream
 
 /* --- the same bits ----------------------------------------------------------------------------------------------- */
 
-static void results_equal(const memory *m, const memory *other) {
-    for (int i = RESULTS_FROM; i < PLACES; i++) {
-        char *one = malloc(m->bytes[i]), *two = malloc(m->bytes[i]);
-        assert_non_null(one);
-        assert_non_null(two);
-        assert_int_equal(cudaMemcpy(one, m->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_int_equal(cudaMemcpy(two, other->at[i], m->bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_memory_equal(one, two, m->bytes[i]);
-        free(one);
-        free(two);
-    }
-}
-
-typedef struct given {
-    int which; /* place whose first bytes are given instead */
-    const void *bytes;
-    size_t count;
-} given;
-
-static void give(const memory *m, const given *what) {
-    assert_int_equal(cudaMemcpy(m->at[what->which], what->bytes, what->count, cudaMemcpyHostToDevice), cudaSuccess);
-}
-
 static void change_nothing(qe_op *op) { (void)op; }
 static void leave_amax_out(qe_op *op) { op->args.linear_input_grad.target.amax = NULL; }
 
 static void expect_equal(qe_cuda_gemm *gemm, shape of, void (*change)(qe_op *op), const given *what) {
-    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
-    const qe_cuda_choice *chosen;
-    memory whole = memory_of(of), apart = memory_of(of);
-    qe_op one = op_of(&whole, of), two = op_of(&apart, of), parts[QE_OP_PARTS_MAX];
-    change(&one);
-    change(&two);
-    if (what) {
-        give(&whole, what);
-        give(&apart, what);
-    }
-    (void)qe_op_parts(&two, parts);
-    assert_int_equal(qe_cuda_gemm_prepare(gemm, &parts[0], 0, NULL), QE_OK);
-    assert_int_equal(qe_cuda_fused_prepare(fused, &one, NULL, &chosen, NULL), QE_OK);
-    assert_true(qe_cuda_fused_takes(fused, &one));
-    settle();
-    for (int turn = 0; turn < 3; turn++) {
-        assert_int_equal(qe_cuda_fused_run(fused, &one, aside), QE_OK);
-        assert_int_equal(apart_queue(gemm, &two, aside), QE_OK);
-        assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
-        results_equal(&whole, &apart);
-    }
-    guards_hold(&whole);
-    memory_free(&whole);
-    memory_free(&apart);
+    pair both = {.whole = memory_of(of), .apart = memory_of(of), .from = RESULTS_FROM};
+    both.one = op_of(&both.whole, of);
+    both.two = op_of(&both.apart, of);
+    change(&both.one);
+    change(&both.two);
+    give(&both.whole, what);
+    give(&both.apart, what);
+    expect_equal_bits(gemm, &both, apart_queue);
 }
 
 /* Both ways to multiply, whole tiles and such that are cut at both edges; the last as in a layer. */
@@ -223,50 +120,24 @@ static void what_no_kernel_takes_stays_apart(void) {
                                                  be_narrow, be_in_place, share_a_scale,        leave_codes_out,
                                                  have_no_target};
     const shape of = {256, 256, 256, QE_FORMAT_E5M2};
-    qe_cuda_gemm *gemm = gemm_open();
-    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
     memory m = memory_of(of);
-    const qe_cuda_choice *chosen;
     const qe_op fits = op_of(&m, of);
-    assert_int_equal(qe_cuda_fused_prepare(fused, &fits, NULL, &chosen, NULL), QE_OK);
-    assert_true(qe_cuda_fused_takes(fused, &fits));
-    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        qe_op op = fits;
-        changes[i](&op);
-        assert_int_equal(qe_cuda_fused_prepare(fused, &op, NULL, &chosen, NULL), QE_OK);
-        assert_null(chosen);
-        assert_false(qe_cuda_fused_takes(fused, &op));
-    }
+    expect_apart(&fits, changes, sizeof changes / sizeof *changes);
     memory_free(&m);
-    qe_cuda_gemm_destroy(gemm);
 }
 
 static void a_race_chooses_once(void) {
     const shape of = {2048, 1024, 4096, QE_FORMAT_E5M2};
     qe_cuda_gemm *gemm = gemm_open();
-    qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
-    const qe_fused_apart apart = {apart_queue, gemm};
-    const qe_cuda_choice *chosen;
     memory m = memory_of(of);
-    qe_op op = op_of(&m, of), parts[QE_OP_PARTS_MAX];
-    (void)qe_op_parts(&op, parts);
-    assert_int_equal(qe_cuda_gemm_prepare(gemm, &parts[0], 0, NULL), QE_OK);
-    assert_int_equal(qe_cuda_fused_prepare(fused, &op, &apart, &chosen, NULL), QE_OK);
-    assert_non_null(chosen);
-    printf("  %s: %s\n", chosen->key, qe_cuda_fused_takes(fused, &op) ? "whole" : "apart");
-    assert_int_equal(qe_cuda_fused_prepare(fused, &op, &apart, &chosen, NULL), QE_OK);
-    assert_null(chosen);
+    const qe_op op = op_of(&m, of);
+    (void)expect_race(gemm, &op, apart_queue);
     memory_free(&m);
     qe_cuda_gemm_destroy(gemm);
 }
 
 int main(void) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-        printf("skipped: there is no GPU\n");
-        return SKIPPED;
-    }
-    assert_int_equal(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
+    if (!gpu_open()) return SKIPPED;
     one_kernel_has_the_bits_of_the_parts();
     what_is_no_number_has_the_same_bits_too();
     what_no_kernel_takes_stays_apart();

@@ -38,8 +38,7 @@ bool job_make(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *
     j.scale = scaling_of(&a->target);
     j.words = words_of(&a->target, tensor_words());
     j.units = a->in;
-    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = pieces_of(a->in, COLUMNS), j.steps = a->out / TERMS;
-    j.band = BAND;
+    j.tiles = {pieces_of(a->rows, CLUSTER * ROWS), pieces_of(a->in, COLUMNS), BAND}, j.steps = a->out / TERMS;
     *job_out = j;
     return true;
 }
@@ -56,7 +55,7 @@ template <way WAY, int FORMAT>
 qe_status run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.down * j.across, clusters = tiles < own->clusters ? tiles : own->clusters;
+    const uint32_t tiles = j.tiles.down * j.tiles.across, clusters = tiles < own->clusters ? tiles : own->clusters;
     return launch(kernel<WAY, FORMAT>, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
 }
 

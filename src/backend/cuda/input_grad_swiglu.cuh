@@ -10,15 +10,13 @@
 #define QE_CUDA_INPUT_GRAD_SWIGLU_CUH
 
 #include "backend/cuda/input_grad_swiglu_codes.cuh"
-#include "backend/cuda/sm90_stream.cuh"
+#include "backend/cuda/product_tiles.cuh"
 
 namespace input_grad_swiglu {
 
-using namespace sm90;
+using namespace product_tiles;
 
-constexpr uint32_t CLUSTER = 2;                            /* blocks */
-constexpr uint32_t ROWS = 128, COLUMNS = 128, TERMS = 128; /* of a tile, of a stage */
-constexpr uint32_t GROUP_ROWS = 64, GROUPS = 2, GROUP_WARPS = GROUP_THREADS / WARP; /* that multiply */
+constexpr uint32_t COLUMNS = 128; /* of a tile */
 constexpr uint32_t THREADS = (1 + GROUPS + 1) * GROUP_THREADS; /* the first group loads, the last one finishes */
 constexpr uint32_t FINISHERS = ROWS / UNIT_ROWS;               /* warps: each has a unit's rows in every strip */
 constexpr uint32_t HALF_FINISHERS = GROUP_ROWS / UNIT_ROWS;    /* that read what one group hands over */
@@ -26,12 +24,11 @@ constexpr uint32_t STRIPS = COLUMNS / STRIP, STRIP_BYTES = GROUP_ROWS * ROW_BYTE
 constexpr uint32_t STAGES = 4, OF_DY = ROWS * TERMS, STAGE_BYTES = OF_DY + COLUMNS * TERMS;
 
 /* What lies where in shared memory. */
-constexpr uint32_t ALIGN_BYTES = 1024; /* the swizzle's */
 constexpr uint32_t AT_HALVES = STAGES * STAGE_BYTES, AT_RAW = AT_HALVES + GROUPS * HALF_BYTES;
 constexpr uint32_t AT_CODES = AT_RAW + FINISHERS * 2 * RAW_BYTES, AT_BARRIERS = AT_CODES + FINISHERS * CODES_BYTES;
 constexpr uint32_t BARRIERS = 2 * STAGES + 2 * GROUPS + 2 * FINISHERS;
 constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + AT_BARRIERS + 8 * BARRIERS;
-static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+static_assert(SHARED_BYTES <= SHARED_MAX, "a block's shared memory");
 
 /* How groups multiply. OVERLAPPED: a thread has sums of two stages, so that one is multiplied while the other is added
  * to the fp32 sums; what it costs is registers of the warps that finish. */
@@ -55,47 +52,17 @@ struct job {
     scaling scale;
     tensor_words words;
     code_planes planes;
-    uint32_t units;               /* columns of the product */
-    uint32_t down, across, steps; /* tiles of a cluster, stages of a tile */
-    uint32_t band;                /* tiles that are gone through from top to bottom before the next column */
+    uint32_t units, steps; /* columns of the product; stages of a tile */
+    tiling tiles;
 };
 
-struct place {
-    uint32_t row, column;
-};
-
-/* Where a block is in its work. */
-struct walk {
-    uint32_t index, stride, tiles;
-
-    METHOD explicit walk(const job &j)
-        : index(blockIdx.x / CLUSTER), stride(gridDim.x / CLUSTER), tiles(j.down * j.across) {}
-    METHOD bool is_over() const {
-        return index >= tiles;
-    }
-    METHOD void next() {
-        index += stride;
-    }
-    METHOD place here(const job &j) const {
-        const uint32_t panel = index / (j.band * j.across), within = index % (j.band * j.across);
-        const uint32_t left = j.down - panel * j.band, high = left < j.band ? left : j.band;
-        return place{((panel * j.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
-    }
-};
+typedef product_tiles::walk<COLUMNS> walk;
+typedef product_tiles::turn<STAGES> turn;
 
 /* What a block has in shared memory. */
-struct memory {
-    uint8_t *at;
-    uint32_t base;
-
-    METHOD explicit memory(uint8_t *bytes) {
-        const uint32_t raw = shared_address(bytes);
-        base = (raw + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-        at = bytes + (base - raw);
+struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
+    METHOD explicit memory(uint8_t *bytes) : ring(bytes) {
         asm volatile("" : "+r"(base)); /* computed once, not at each use */
-    }
-    METHOD uint32_t stage(uint32_t i) const {
-        return base + i * STAGE_BYTES;
     }
     METHOD uint32_t half(uint32_t group) const {
         return base + AT_HALVES + group * HALF_BYTES;
@@ -109,29 +76,20 @@ struct memory {
     METHOD uint8_t *bytes(uint32_t address) const {
         return at + (address - base);
     }
-    METHOD uint32_t full(uint32_t stage) const {
-        return base + AT_BARRIERS + 8 * stage;
-    }
-    METHOD uint32_t empty(uint32_t stage) const {
-        return full(STAGES + stage);
-    }
     METHOD uint32_t filled(uint32_t group) const {
-        return full(2 * STAGES + group);
+        return other(group);
     }
     METHOD uint32_t drained(uint32_t group) const {
-        return full(2 * STAGES + GROUPS + group);
+        return other(GROUPS + group);
     }
     METHOD uint32_t brought(uint32_t finisher, uint32_t slot) const {
-        return full(2 * STAGES + 2 * GROUPS + 2 * finisher + slot);
+        return other(2 * GROUPS + 2 * finisher + slot);
     }
 };
 
 DEVICE void barriers_begin(const memory &m) {
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < STAGES; ++i) {
-            barrier_init(m.full(i), 1);
-            barrier_init(m.empty(i), CLUSTER * GROUPS * GROUP_WARPS);
-        }
+        m.begin(GROUPS);
         for (uint32_t i = 0; i < GROUPS; ++i) {
             barrier_init(m.filled(i), GROUP_WARPS);
             barrier_init(m.drained(i), HALF_FINISHERS);
@@ -143,31 +101,14 @@ DEVICE void barriers_begin(const memory &m) {
     cluster_sync();
 }
 
-struct turn {
-    uint32_t stage = 0, parity = 0;
-    METHOD void next() {
-        if (++stage < STAGES) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */
 
 DEVICE void tiles_load(const job &j, const memory &m) {
     constexpr uint32_t HALF = COLUMNS / CLUSTER;
-    const uint32_t rank = cluster_rank();
     turn t;
-    for (walk at(j); !at.is_over(); at.next()) {
-        const place here = at.here(j);
-        for (uint32_t step = 0; step < j.steps; ++step, t.next()) {
-            const uint32_t stage = m.stage(t.stage), barrier = m.full(t.stage);
-            barrier_wait(m.empty(t.stage), t.parity ^ 1);
-            barrier_expect(barrier, STAGE_BYTES);
-            box_load(stage, &j.dy, step * TERMS, here.row, barrier);
-            box_load_many(stage + OF_DY + rank * HALF * TERMS, &j.w, step * TERMS, here.column + rank * HALF, barrier,
-                          (1 << CLUSTER) - 1);
-        }
+    for (walk at(j.tiles); !at.is_over(); at.next()) {
+        const place here = at.here();
+        m.load<HALF * TERMS>(&j.dy, &j.w, here.row, here.column + cluster_rank() * HALF, j.steps, t);
     }
 }
 
@@ -258,7 +199,7 @@ struct math {
     METHOD void run(const job &j) {
         const float alpha = mul(*j.dy_scale, *j.w_scale);
         uint32_t parity = 0;
-        for (walk at(j); !at.is_over(); at.next(), parity ^= 1) {
+        for (walk at(j.tiles); !at.is_over(); at.next(), parity ^= 1) {
             float total[COUNT];
 #pragma unroll
             for (uint32_t i = 0; i < COUNT; ++i) total[i] = 0.0f;
@@ -346,17 +287,17 @@ struct finisher {
         const lane_codes<FORMAT> codes(lane, m.bytes(m.codes(number)));
         float amax = 0.0f;
         uint32_t parity = 0, brought_parity = 0;
-        walk at(j);
+        walk at(j.tiles);
         place tile = {};
         if (!at.is_over()) {
-            tile = at.here(j);
+            tile = at.here();
             bring(unit_of(tile, 0), 0);
             bring(unit_of(tile, 0), 1);
         }
         for (; !at.is_over(); parity ^= 1) {
             at.next();
             const bool is_last = at.is_over();
-            const place next = is_last ? tile : at.here(j);
+            const place next = is_last ? tile : at.here();
             barrier_wait(m.filled(group), parity);
             amax = tile_finish(codes, tile, next, is_last, scale, amax, brought_parity);
             tile = next;

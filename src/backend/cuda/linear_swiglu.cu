@@ -62,8 +62,7 @@ bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out
     j.scale = scaling_of(&a->target);
     j.words = words_of(&a->target, tensor_words());
     j.columns = a->out / 2;
-    j.down = pieces_of(a->rows, CLUSTER * ROWS), j.across = pieces_of(j.columns, COLUMNS), j.steps = a->in / TERMS;
-    j.band = BAND;
+    j.tiles = {pieces_of(a->rows, CLUSTER * ROWS), pieces_of(j.columns, COLUMNS), BAND}, j.steps = a->in / TERMS;
     *job_out = j;
     return true;
 }
@@ -119,6 +118,6 @@ int qe_linear_swiglu_fits(const qe_args_linear *a) {
 qe_status qe_linear_swiglu_run(const qe_linear_swiglu *own, const qe_args_linear *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.down * j.across, clusters = tiles < own->clusters ? tiles : own->clusters;
+    const uint32_t tiles = j.tiles.down * j.tiles.across, clusters = tiles < own->clusters ? tiles : own->clusters;
     return launch(kernel, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
 }

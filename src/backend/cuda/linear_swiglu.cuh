@@ -9,15 +9,12 @@
 #define QE_CUDA_LINEAR_SWIGLU_CUH
 
 #include "backend/cuda/linear_swiglu_codes.cuh"
-#include "backend/cuda/sm90_stream.cuh"
+#include "backend/cuda/product_tiles.cuh"
 
 namespace linear_swiglu {
 
-using namespace sm90;
+using namespace product_tiles;
 
-constexpr uint32_t CLUSTER = 2;                            /* blocks */
-constexpr uint32_t ROWS = 2 * HALF_ROWS, TERMS = 128;      /* of a tile; of a stage */
-constexpr uint32_t GROUPS = 2, GROUP_WARPS = GROUP_THREADS / WARP; /* that multiply */
 constexpr uint32_t THREADS = (1 + GROUPS) * GROUP_THREADS; /* the first group loads */
 constexpr uint32_t STAGES = 5, OF_X = ROWS * TERMS, STAGE_BYTES = OF_X + 2 * COLUMNS * TERMS;
 /* Half a tile on its way out: gate and up in boxes of 64 columns and of the 16 behind them, codes by rows and
@@ -26,10 +23,9 @@ constexpr uint32_t WIDE = 64, NARROW = COLUMNS - WIDE;
 constexpr uint32_t WIDE_BYTES = HALF_ROWS * WIDE * 2, NARROW_BYTES = HALF_ROWS * NARROW * 2;
 constexpr uint32_t OF_NARROW = 2 * WIDE_BYTES, OF_CODES = OF_NARROW + 2 * NARROW_BYTES;
 constexpr uint32_t OF_TURNED = OF_CODES + CODES_BYTES, OUT_BYTES = OF_TURNED + CODES_BYTES;
-constexpr uint32_t BARRIER_BYTES = 8 * (2 * STAGES + 2 * GROUPS);
-constexpr uint32_t ALIGN_BYTES = 1024; /* the swizzle's */
-constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + STAGES * STAGE_BYTES + OUT_BYTES + BARRIER_BYTES;
-static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+constexpr uint32_t AT_OUT = STAGES * STAGE_BYTES, AT_BARRIERS = AT_OUT + OUT_BYTES;
+constexpr uint32_t SHARED_BYTES = ALIGN_BYTES + AT_BARRIERS + 8 * (2 * STAGES + 2 * GROUPS);
+static_assert(SHARED_BYTES <= SHARED_MAX, "a block's shared memory");
 static_assert(NARROW == 16 && OF_NARROW % 256 == 0 && OF_CODES % 128 == 0 && OF_TURNED % 512 == 0, "places of boxes");
 /* Of a thread: of the group that loads, of those that multiply; 168 each without a change. */
 constexpr uint32_t LOADER_REGISTERS = 24, MATH_REGISTERS = 240;
@@ -42,68 +38,34 @@ struct job {
     const float *x_scale, *w_scale;
     scaling scale;
     tensor_words words;
-    uint32_t columns;             /* of gate */
-    uint32_t down, across, steps; /* tiles of a cluster, stages of a tile */
-    uint32_t band;                /* tiles that are gone through from top to bottom before the next column */
+    uint32_t columns, steps; /* of gate; stages of a tile */
+    tiling tiles;
 };
 
-struct place {
-    uint32_t row, column;
-};
-
-DEVICE uint32_t tiles_of(const job &j) {
-    return j.down * j.across;
-}
-/* Of this block's tile number `number`, from 0. */
-DEVICE uint32_t tile_index(uint32_t number) {
-    return blockIdx.x / CLUSTER + number * (gridDim.x / CLUSTER);
-}
-DEVICE place tile_place(const job &j, uint32_t index) {
-    const uint32_t panel = index / (j.band * j.across), within = index % (j.band * j.across);
-    const uint32_t left = j.down - panel * j.band, high = left < j.band ? left : j.band;
-    return place{((panel * j.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
-}
+typedef product_tiles::walk<COLUMNS> walk;
+typedef product_tiles::turn<STAGES> turn;
 
 /* What a block has in shared memory. */
-struct memory {
-    uint8_t *at;
-    uint32_t base;
-
-    METHOD explicit memory(uint8_t *bytes) {
-        const uint32_t raw = shared_address(bytes);
-        base = (raw + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-        at = bytes + (base - raw);
-    }
-    METHOD uint32_t stage(uint32_t i) const {
-        return base + i * STAGE_BYTES;
-    }
+struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
+    METHOD explicit memory(uint8_t *bytes) : ring(bytes) {}
     METHOD uint32_t out() const {
-        return base + STAGES * STAGE_BYTES;
+        return base + AT_OUT;
     }
     METHOD uint8_t *out_bytes() const {
-        return at + STAGES * STAGE_BYTES;
-    }
-    METHOD uint32_t full(uint32_t stage) const {
-        return out() + OUT_BYTES + 8 * stage;
-    }
-    METHOD uint32_t empty(uint32_t stage) const {
-        return full(STAGES + stage);
+        return at + AT_OUT;
     }
     /* The other group has all its stages; it is done with what goes out. */
     METHOD uint32_t multiplies(uint32_t group) const {
-        return full(2 * STAGES + group);
+        return other(group);
     }
     METHOD uint32_t stores(uint32_t group) const {
-        return full(2 * STAGES + GROUPS + group);
+        return other(GROUPS + group);
     }
 };
 
 DEVICE void barriers_begin(const memory &m) {
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < STAGES; ++i) {
-            barrier_init(m.full(i), 1);
-            barrier_init(m.empty(i), CLUSTER * GROUP_WARPS);
-        }
+        m.begin(1);
         for (uint32_t i = 0; i < GROUPS; ++i) {
             barrier_init(m.multiplies(i), GROUP_WARPS);
             barrier_init(m.stores(i), 1);
@@ -114,32 +76,13 @@ DEVICE void barriers_begin(const memory &m) {
     cluster_sync();
 }
 
-/* Stage number `number` since the beginning. */
-struct turn {
-    uint32_t stage, parity;
-    METHOD explicit turn(uint32_t number) : stage(number % STAGES), parity(number / STAGES & 1) {}
-    METHOD void next() {
-        if (++stage < STAGES) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */
 
 DEVICE void tiles_load(const job &j, const memory &m) {
-    const uint32_t rank = cluster_rank(), tiles = tiles_of(j);
-    turn t(0);
-    for (uint32_t number = 0; tile_index(number) < tiles; ++number) {
-        const place here = tile_place(j, tile_index(number));
-        for (uint32_t step = 0; step < j.steps; ++step, t.next()) {
-            const uint32_t stage = m.stage(t.stage), barrier = m.full(t.stage);
-            barrier_wait(m.empty(t.stage), t.parity ^ 1);
-            barrier_expect(barrier, STAGE_BYTES);
-            box_load(stage, &j.x, step * TERMS, here.row, barrier);
-            box_load_many(stage + OF_X + rank * COLUMNS * TERMS, &j.w, step * TERMS, here.column + rank * j.columns,
-                          barrier, (1 << CLUSTER) - 1);
-        }
+    turn t;
+    for (walk at(j.tiles); !at.is_over(); at.next()) {
+        const place here = at.here();
+        m.load<COLUMNS * TERMS>(&j.x, &j.w, here.row, here.column + cluster_rank() * j.columns, j.steps, t);
     }
 }
 
@@ -253,10 +196,10 @@ struct math {
     METHOD void run() {
         const float alpha = mul(*j.x_scale, *j.w_scale), scale = scale_of(j.scale);
         const int32_t seen = j.scale.amax ? load_shared_word(j.scale.amax) : 0;
-        const uint32_t tiles = tiles_of(j);
-        for (uint32_t use = 0; tile_index(GROUPS * use + group) < tiles; ++use) {
+        uint32_t use = 0;
+        for (walk at(j.tiles, GROUPS, group); !at.is_over(); at.next(), ++use) {
             multiply(use);
-            write(use, tile_place(j, tile_index(GROUPS * use + group)), alpha, scale);
+            write(use, at.here(), alpha, scale);
         }
         record_amax(j.scale.amax, amax, seen);
         if (warp == 0 && lane == 0) stores_wait();
