@@ -4,7 +4,7 @@
  *                  [--sustained SECONDS]
  *
  * sustained: every time is of so many seconds of launches without pause, the first half not counted.
- * gradients: input and weight gradients of codes, cuBLASLt's fastest against every kernel of CUTLASS; only where it is
+ * gradients: input and weight gradients of codes, cuBLASLt's fastest against every other kernel; only where it is
  * asked for.
  * Checks compare with sums in double on the host; times are of ops in a graph, on rotating random data, and tell the
  * heuristic's first candidate from the fastest. Exit status 1 where a check failed, 77 without a GPU. */

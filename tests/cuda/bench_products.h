@@ -60,7 +60,7 @@ void bench_check_choices(bench *b, const char *path); /* written, read, honoured
 void bench_check_attention(bench *b); /* against sums in double */
 void bench_time_products(bench *b, int only_shape);
 void bench_time_attention(bench *b, int only_shape);
-void bench_time_gradients(bench *b, int only_shape); /* gradients: cuBLASLt's best and each kernel of CUTLASS */
+void bench_time_gradients(bench *b, int only_shape); /* gradients: cuBLASLt's best and each other kernel */
 
 /* The layers whose figures are asked for. */
 typedef struct bench_shape {

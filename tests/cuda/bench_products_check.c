@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cutlass.h"
+#include "backend/cuda/further.h"
 #include "cuda/bench_products.h"
 #include "qeffect/fp8.h"
 #include "qeffect/limits.h"
@@ -312,14 +312,14 @@ static void form_check(const runner *r, const world *w) {
 }
 
 /* Each kernel that takes it, whether or not tuning would. */
-static void cutlass_check(bench *b, const world *w) {
-    qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
+static void further_check(bench *b, const world *w) {
+    qe_algorithm candidates[QE_FURTHER_CANDIDATES_MAX];
     qe_product product;
     if (qe_product_of(&w->op, &product, NULL) != QE_OK) return;
-    const uint32_t count = qe_cutlass_candidates(&product, candidates);
+    const uint32_t count = qe_further_candidates(&product, candidates);
     for (uint32_t i = 0; i < count; ++i) {
-        char name[QE_CUTLASS_NAME_BYTES];
-        qe_cutlass_name(&candidates[i], name);
+        char name[QE_FURTHER_NAME_BYTES];
+        qe_further_name(&candidates[i], name);
         const runner r = {b, bench_chosen(b, &product, &candidates[i]), 0, name};
         if (r.gemm) form_check(&r, w);
         qe_cuda_gemm_destroy(r.gemm);
@@ -334,7 +334,7 @@ void bench_check_products(bench *b) {
         world_init(b, &w, &FORMS[i]);
         if (w.result && w.added) {
             for (int tuned = 0; tuned < 2; ++tuned) form_check(&runners[tuned], &w);
-            cutlass_check(b, &w);
+            further_check(b, &w);
         }
         world_deinit(&w);
         fflush(stdout);
@@ -343,13 +343,13 @@ void bench_check_products(bench *b) {
 
 /* --- choices ------------------------------------------------------------------------------------------------------ */
 
-/* A kernel of another version of CUTLASS, of a tile or a schedule that is not there. */
-static void cutlass_refused(bench *b) {
+/* A kernel of another version, of a tile or a schedule that is not there. */
+static void further_refused(bench *b) {
     const qe_product product = {.m = 256, .n = 256, .k = 256, .kind = DW, .first = E5, .second = E4,
                                 .first_along = 1, .second_along = 1, .accumulation = QE_ACCUMULATE_SPLIT, .adds = 1};
-    qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
-    if (qe_cutlass_candidates(&product, candidates) == 0) {
-        printf("  this build has no kernels of CUTLASS\n");
+    qe_algorithm candidates[QE_FURTHER_CANDIDATES_MAX];
+    if (qe_further_candidates(&product, candidates) == 0) {
+        printf("  there are no other kernels\n");
         return;
     }
     for (int word = 1; word <= 3; ++word) {
@@ -395,6 +395,6 @@ void bench_check_choices(bench *b, const char *path) {
         bench_fail(b, "choices: %s (line %u)", error.message, error.line);
     else
         choices_compare(b, read);
-    cutlass_refused(b);
+    further_refused(b);
     qe_cuda_gemm_destroy(read);
 }

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/cuda/cutlass.h"
+#include "backend/cuda/further.h"
 #include "backend/cuda/product_kernels.h"
 #include "cuda/bench_products.h"
 
@@ -163,18 +163,18 @@ static double gradient_print(const char *name, double took, double operations) {
     return took;
 }
 
-/* cuBLASLt's fastest, each kernel of CUTLASS, and what tuning makes of them. */
+/* cuBLASLt's fastest, each other kernel, and what tuning makes of them. */
 static void gradient_race(bench *b, const qe_op *ops, uint32_t sets, double operations) {
     const runner lt = {b, b->lt, 1, NULL}, tuned = {b, b->tuned, 1, NULL};
-    qe_algorithm candidates[QE_CUTLASS_CANDIDATES_MAX];
+    qe_algorithm candidates[QE_FURTHER_CANDIDATES_MAX];
     qe_product product;
     double best = 0.0;
     if (!bench_prepare(&lt, &ops[0]) || qe_product_of(&ops[0], &product, NULL) != QE_OK) return;
     const double library = gradient_print("cuBLASLt's fastest", bench_time(&lt, ops, sets), operations);
-    const uint32_t count = qe_cutlass_candidates(&product, candidates);
+    const uint32_t count = qe_further_candidates(&product, candidates);
     for (uint32_t i = 0; i < count; ++i) {
-        char name[QE_CUTLASS_NAME_BYTES];
-        qe_cutlass_name(&candidates[i], name);
+        char name[QE_FURTHER_NAME_BYTES];
+        qe_further_name(&candidates[i], name);
         const runner r = {b, bench_chosen(b, &product, &candidates[i]), 0, name};
         if (r.gemm && bench_prepare(&r, &ops[0])) {
             const double took = gradient_print(name, bench_time(&r, ops, sets), operations);
@@ -182,7 +182,7 @@ static void gradient_race(bench *b, const qe_op *ops, uint32_t sets, double oper
         }
         qe_cuda_gemm_destroy(r.gemm);
     }
-    if (best > 0.0) printf("    cuBLASLt's fastest / CUTLASS's fastest: %.3f\n", library / best);
+    if (best > 0.0) printf("    cuBLASLt's fastest / the others' fastest: %.3f\n", library / best);
     if (bench_prepare(&tuned, &ops[0])) (void)gradient_print("tuned", bench_time(&tuned, ops, sets), operations);
 }
 

@@ -15,12 +15,12 @@ static cublasLtMatmulAlgo_t lt_of(const qe_algorithm *algorithm) {
 }
 
 /* What this device cannot run is left out. */
-static uint32_t cutlass_append(qe_solver *solver, const qe_product *product, qe_algorithm *candidates) {
-    qe_algorithm found[QE_CUTLASS_CANDIDATES_MAX];
-    const uint32_t count = qe_cutlass_candidates(product, found);
+static uint32_t further_append(qe_solver *solver, const qe_product *product, qe_algorithm *candidates) {
+    qe_algorithm found[QE_FURTHER_CANDIDATES_MAX];
+    const uint32_t count = qe_further_candidates(product, found);
     uint32_t taken = 0;
     for (uint32_t i = 0; i < count; ++i)
-        if (qe_cutlass_prepare(&solver->cutlass, product, &found[i], NULL) == QE_OK) candidates[taken++] = found[i];
+        if (qe_further_prepare(&solver->further, product, &found[i], NULL) == QE_OK) candidates[taken++] = found[i];
     return taken;
 }
 
@@ -32,7 +32,7 @@ qe_status qe_algorithm_candidates(qe_solver *solver, const qe_product *product, 
     const qe_status status = qe_lt_candidates(solver->handle, product, problem, lt, &count, error_out);
     if (status != QE_OK && status != QE_ERROR_UNSUPPORTED) return status;
     memcpy(candidates_out, lt, count * sizeof *lt);
-    if (families == QE_FAMILIES_ALL) count += cutlass_append(solver, product, candidates_out + count);
+    if (families == QE_FAMILIES_ALL) count += further_append(solver, product, candidates_out + count);
     if (count == 0) return status;
     *count_out = count;
     return QE_OK;
@@ -40,9 +40,9 @@ qe_status qe_algorithm_candidates(qe_solver *solver, const qe_product *product, 
 
 qe_status qe_algorithm_check(qe_solver *solver, const qe_product *product, const qe_lt_problem *problem,
                              const qe_algorithm *algorithm, uint64_t *workspace_bytes_out, qe_error *error_out) {
-    if (qe_cutlass_owns(algorithm)) {
+    if (qe_further_owns(algorithm)) {
         *workspace_bytes_out = 0;
-        return qe_cutlass_prepare(&solver->cutlass, product, algorithm, error_out);
+        return qe_further_prepare(&solver->further, product, algorithm, error_out);
     }
     const cublasLtMatmulAlgo_t lt = lt_of(algorithm);
     return qe_lt_check(solver->handle, problem, &lt, workspace_bytes_out, error_out);
@@ -51,9 +51,9 @@ qe_status qe_algorithm_check(qe_solver *solver, const qe_product *product, const
 qe_status qe_algorithm_launch(const qe_solver *solver, const qe_product *product, const qe_lt_problem *problem,
                               const qe_product_data *data, const qe_algorithm *algorithm, cudaStream_t stream,
                               qe_error *error_out) {
-    if (qe_cutlass_owns(algorithm)) {
-        if (qe_cutlass_launch(&solver->cutlass, product, data, algorithm, stream) == QE_OK) return QE_OK;
-        return qe_cuda_failure(cudaGetLastError(), "launching a kernel of CUTLASS", error_out);
+    if (qe_further_owns(algorithm)) {
+        if (qe_further_launch(&solver->further, product, data, algorithm, stream) == QE_OK) return QE_OK;
+        return qe_cuda_failure(cudaGetLastError(), "launching a kernel of ours", error_out);
     }
     const cublasLtMatmulAlgo_t lt = lt_of(algorithm);
     const qe_lt_run run = {&lt, solver->workspace, stream};

@@ -1,13 +1,13 @@
-/* algorithm.h - the algorithms that a product can have, whichever library they are of: cuBLASLt's, and CUTLASS's where
+/* algorithm.h - the algorithms that a product can have, whoever made them: cuBLASLt's, CUTLASS's where
  * the build has them.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_ALGORITHM_H
 #define QE_CUDA_ALGORITHM_H
 
-#include "backend/cuda/cutlass.h"
+#include "backend/cuda/further.h"
 #include "backend/cuda/lt.h"
 
-enum { QE_ALGORITHMS_MAX = QE_LT_CANDIDATES_MAX + QE_CUTLASS_CANDIDATES_MAX };
+enum { QE_ALGORITHMS_MAX = QE_LT_CANDIDATES_MAX + QE_FURTHER_CANDIDATES_MAX };
 
 typedef enum qe_families { QE_FAMILIES_ALL, QE_FAMILIES_LT } qe_families;
 
@@ -15,10 +15,10 @@ typedef enum qe_families { QE_FAMILIES_ALL, QE_FAMILIES_LT } qe_families;
 typedef struct qe_solver {
     cublasLtHandle_t handle;
     void *workspace; /* [QE_LT_WORKSPACE_BYTES] */
-    qe_cutlass cutlass;
+    qe_further further;
 } qe_solver;
 
-/* cuBLASLt's best guess first, CUTLASS's last and ready to launch. Capture: forbidden.
+/* cuBLASLt's best guess first, the others last and ready to launch. Capture: forbidden.
  * On failure: QE_ERROR_UNSUPPORTED when there is none. */
 qe_status qe_algorithm_candidates(qe_solver *solver, const qe_product *product, const qe_lt_problem *problem,
                                   qe_families families, qe_algorithm candidates_out[QE_ALGORITHMS_MAX],

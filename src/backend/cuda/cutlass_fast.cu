@@ -1,6 +1,6 @@
 /* cutlass_fast.cu - weight gradients of E5M2 by E4M3 that add up in the matrix unit alone. */
 #include "backend/cuda/cutlass_kernel.cuh"
-#include "backend/cuda/cutlass_tables.h"
+#include "backend/cuda/further_tables.h"
 
 using namespace cut;
 
@@ -13,9 +13,9 @@ using pingpong = gradient_of<schedule::KernelTmaWarpSpecializedPingpongFP8FastAc
 using wide = cute::Shape<_128, _256, _128>;
 
 extern "C" {
-const qe_cutlass_kernel qe_cutlass_fast[] = {
-    entry_of<cooperative<wide, down>>(QE_ACCUMULATE_FAST, QE_CUTLASS_COOPERATIVE),
-    entry_of<pingpong<square, down>>(QE_ACCUMULATE_FAST, QE_CUTLASS_PINGPONG),
+const qe_further_kernel qe_cutlass_fast[] = {
+    entry_of<cooperative<wide, down>>(QE_ACCUMULATE_FAST, QE_FURTHER_COOPERATIVE),
+    entry_of<pingpong<square, down>>(QE_ACCUMULATE_FAST, QE_FURTHER_PINGPONG),
 };
 const uint32_t qe_cutlass_fast_count = sizeof qe_cutlass_fast / sizeof qe_cutlass_fast[0];
 }

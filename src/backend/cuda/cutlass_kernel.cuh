@@ -18,7 +18,7 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/version.h>
 
-#include "backend/cuda/cutlass.h"
+#include "backend/cuda/further.h"
 #include "backend/cuda/launch.cuh"
 
 namespace cut {
@@ -67,7 +67,7 @@ struct kernel_of {
 
 template <typename Kernel>
 typename Kernel::Arguments arguments_of(const qe_product *product, const qe_product_data *data,
-                                        const qe_cutlass_device *device) {
+                                        const qe_further_device *device) {
     typename Kernel::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.problem_shape = {static_cast<int>(product->m), static_cast<int>(product->n), static_cast<int>(product->k),
@@ -94,7 +94,7 @@ typename Kernel::Arguments arguments_of(const qe_product *product, const qe_prod
 
 /* Everything that asks the driver stands here, so that launches only launch. */
 template <typename Kernel>
-qe_status prepare(qe_cutlass_device *device) {
+qe_status prepare(qe_further_device *device) {
     using cluster = typename Kernel::ClusterShape;
     const auto kernel = cutlass::device_kernel<Kernel>;
     const int bytes = Kernel::SharedStorageSize;
@@ -117,12 +117,12 @@ qe_status prepare(qe_cutlass_device *device) {
 template <typename Kernel>
 int takes(const qe_product *product) {
     const qe_product_data nothing = {};
-    const qe_cutlass_device device = {0, 1, 1};
+    const qe_further_device device = {0, 1, 1, nullptr};
     return Kernel::can_implement(arguments_of<Kernel>(product, &nothing, &device));
 }
 
 template <typename Kernel>
-qe_status launch(const qe_cutlass_device *device, const qe_product *product, const qe_product_data *data,
+qe_status launch(const qe_further_device *device, const qe_product *product, const qe_product_data *data,
                  cudaStream_t stream) {
     using cluster = typename Kernel::ClusterShape;
     const auto params = Kernel::to_underlying_arguments(arguments_of<Kernel>(product, data, device), nullptr);
@@ -147,11 +147,12 @@ constexpr qe_format format_of() {
 }
 
 template <typename Kernel>
-constexpr qe_cutlass_kernel entry_of(qe_accumulation accumulation, qe_cutlass_schedule warps) {
+constexpr qe_further_kernel entry_of(qe_accumulation accumulation, qe_further_schedule warps) {
     using tile = typename Kernel::TileShape;
     using cluster = typename Kernel::ClusterShape;
     return {format_of<typename Kernel::ElementA>(), format_of<typename Kernel::ElementB>(),
-            format_of<typename Kernel::ElementD>(), static_cast<uint8_t>(accumulation), static_cast<uint8_t>(warps),
+            format_of<typename Kernel::ElementD>(), QE_FURTHER_CUTLASS,
+            static_cast<uint8_t>(accumulation), static_cast<uint8_t>(warps),
             cute::size<0>(cluster{}), cute::size<1>(cluster{}),
             cute::size<0>(tile{}), cute::size<1>(tile{}), cute::size<2>(tile{}),
             CUTLASS_VERSION, takes<Kernel>, prepare<Kernel>, launch<Kernel>};

@@ -1,7 +1,7 @@
 /* cutlass_split.cu - weight gradients of E5M2 by E4M3 whose partial sums are promoted to fp32 every 128 terms. Both
  * sums stand in registers, which is what bounds the tiles: 192 columns for two groups of warps, or for one alone. */
 #include "backend/cuda/cutlass_kernel.cuh"
-#include "backend/cuda/cutlass_tables.h"
+#include "backend/cuda/further_tables.h"
 
 using namespace cut;
 
@@ -16,12 +16,12 @@ using across = cute::Shape<_1, _2, _1>;
 using four = cute::Shape<_2, _2, _1>;
 
 extern "C" {
-const qe_cutlass_kernel qe_cutlass_split[] = {
-    entry_of<cooperative<square, down>>(QE_ACCUMULATE_SPLIT, QE_CUTLASS_COOPERATIVE),
-    entry_of<cooperative<square, across>>(QE_ACCUMULATE_SPLIT, QE_CUTLASS_COOPERATIVE),
-    entry_of<cooperative<square, four>>(QE_ACCUMULATE_SPLIT, QE_CUTLASS_COOPERATIVE),
-    entry_of<cooperative<wide, down>>(QE_ACCUMULATE_SPLIT, QE_CUTLASS_COOPERATIVE),
-    entry_of<pingpong<low, down>>(QE_ACCUMULATE_SPLIT, QE_CUTLASS_PINGPONG),
+const qe_further_kernel qe_cutlass_split[] = {
+    entry_of<cooperative<square, down>>(QE_ACCUMULATE_SPLIT, QE_FURTHER_COOPERATIVE),
+    entry_of<cooperative<square, across>>(QE_ACCUMULATE_SPLIT, QE_FURTHER_COOPERATIVE),
+    entry_of<cooperative<square, four>>(QE_ACCUMULATE_SPLIT, QE_FURTHER_COOPERATIVE),
+    entry_of<cooperative<wide, down>>(QE_ACCUMULATE_SPLIT, QE_FURTHER_COOPERATIVE),
+    entry_of<pingpong<low, down>>(QE_ACCUMULATE_SPLIT, QE_FURTHER_PINGPONG),
 };
 const uint32_t qe_cutlass_split_count = sizeof qe_cutlass_split / sizeof qe_cutlass_split[0];
 }

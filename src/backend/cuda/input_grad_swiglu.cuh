@@ -10,7 +10,7 @@
 #define QE_CUDA_INPUT_GRAD_SWIGLU_CUH
 
 #include "backend/cuda/input_grad_swiglu_codes.cuh"
-#include "backend/cuda/product_tiles.cuh"
+#include "backend/cuda/product_sums.cuh"
 
 namespace input_grad_swiglu {
 
@@ -20,7 +20,8 @@ constexpr uint32_t COLUMNS = 128; /* of a tile */
 constexpr uint32_t THREADS = (1 + GROUPS + 1) * GROUP_THREADS; /* the first group loads, the last one finishes */
 constexpr uint32_t FINISHERS = ROWS / UNIT_ROWS;               /* warps: each has a unit's rows in every strip */
 constexpr uint32_t HALF_FINISHERS = GROUP_ROWS / UNIT_ROWS;    /* that read what one group hands over */
-constexpr uint32_t STRIPS = COLUMNS / STRIP, STRIP_BYTES = GROUP_ROWS * ROW_BYTES, HALF_BYTES = STRIPS * STRIP_BYTES;
+constexpr uint32_t STRIPS = COLUMNS / STRIP, HALF_BYTES = STRIPS * LAID_BYTES;
+static_assert(STRIP == LAID, "what finishes reads what multiplies lays");
 constexpr uint32_t STAGES = 4, OF_DY = ROWS * TERMS, STAGE_BYTES = OF_DY + COLUMNS * TERMS;
 
 /* What lies where in shared memory. */
@@ -33,8 +34,6 @@ static_assert(SHARED_BYTES <= SHARED_MAX, "a block's shared memory");
 /* How groups multiply. OVERLAPPED: a thread has sums of two stages, so that one is multiplied while the other is added
  * to the fp32 sums; what it costs is registers of the warps that finish. */
 enum way { PLAIN, OVERLAPPED };
-/* Stages of a turn of the loop: what is multiplied from one turn into the next, the assembler takes one by one. */
-constexpr uint32_t BATCH = 8;
 
 /* Registers of a thread, of 128 without a change. */
 template <way WAY>
@@ -57,7 +56,6 @@ struct job {
 };
 
 typedef product_tiles::walk<COLUMNS> walk;
-typedef product_tiles::turn<STAGES> turn;
 
 /* What a block has in shared memory. */
 struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
@@ -105,7 +103,7 @@ DEVICE void barriers_begin(const memory &m) {
 
 DEVICE void tiles_load(const job &j, const memory &m) {
     constexpr uint32_t HALF = COLUMNS / CLUSTER;
-    turn t;
+    memory::turn t;
     for (walk at(j.tiles); !at.is_over(); at.next()) {
         const place here = at.here();
         m.load<HALF * TERMS>(&j.dy, &j.w, here.row, here.column + cluster_rank() * HALF, j.steps, t);
@@ -114,103 +112,29 @@ DEVICE void tiles_load(const job &j, const memory &m) {
 
 /* --- groups that multiply ---------------------------------------------------------------------------------------- */
 
-/* One of them: its 64 rows. FORMAT: of dy. */
+/* One of them. FORMAT: of dy. */
 template <way WAY, int FORMAT>
-struct math {
-    static constexpr uint32_t COUNT = COLUMNS / 2; /* sums of a thread */
-    typedef float sums[COUNT];
+struct math : multiplier<memory, COLUMNS, FORMAT> {
+    using base = multiplier<memory, COLUMNS, FORMAT>;
+    using base::group, base::m;
 
-    const memory &m;
-    const uint32_t group, lane, steps, w_apart;
-    const uint64_t dy;     /* operand of the first stage */
-    uint64_t next;         /* of the next one */
-    uint32_t behind, last; /* barriers of the block that this lane tells: of the stage taken next, the last one's */
-    turn ahead;
-
-    METHOD math(const job &j, const memory &m_, uint32_t group_, uint32_t lane_)
-        : m(m_), group(group_), lane(lane_), steps(j.steps), w_apart((OF_DY - group_ * GROUP_ROWS * TERMS) / 16),
-          dy(operand(m_.stage(0) + group_ * GROUP_ROWS * TERMS)), next(dy),
-          behind(address_at(m_.empty(0), lane_ % CLUSTER)), last(behind + 8 * (STAGES - 1)) {}
-
-    METHOD void multiply(sums &part) {
-        barrier_wait(m.full(ahead.stage), ahead.parity);
-        const uint64_t first = next, second = first + w_apart;
-        mma_fence();
-#pragma unroll
-        for (uint32_t k = 0; k < TERMS / 32; ++k)
-            if (FORMAT == QE_FORMAT_E5M2)
-                mma_e5m2_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
-            else
-                mma_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
-        mma_commit();
-        ahead.next();
-        next = ahead.stage == 0 ? dy : next + STAGE_BYTES / 16;
-    }
-
-    /* What was multiplied: its stage is free, and it is added to the fp32 sums. */
-    METHOD void take(sums &total, sums &part) {
-        registers_pin(part);
-        if (lane < CLUSTER) barrier_arrive_there(behind);
-        behind = behind == last ? last - 8 * (STAGES - 1) : behind + 8;
-#pragma unroll
-        for (uint32_t i = 0; i < COUNT; ++i) total[i] = add(total[i], part[i]);
-    }
-
-    METHOD void stages_sum(sums &total) {
-        float part[COUNT];
-#pragma unroll 1
-        for (uint32_t step = 0; step < steps; ++step) {
-            registers_pin(part);
-            multiply(part);
-            mma_wait<0>();
-            take(total, part);
-        }
-    }
-    METHOD void stages_sum_overlapped(sums &total) {
-        float part[2][COUNT];
-#pragma unroll 1
-        for (uint32_t step = 0; step < steps; step += BATCH) {
-            multiply(part[0]);
-#pragma unroll
-            for (uint32_t i = 1; i < BATCH; ++i) {
-                multiply(part[i % 2]);
-                mma_wait<1>();
-                take(total, part[(i + 1) % 2]);
-            }
-            mma_wait<0>();
-            take(total, part[1]);
-        }
-    }
-
-    /* Rounds sums to bf16 as cuBLASLt does, and lays them strip by strip. */
-    METHOD void lay(const sums &total, float alpha) const {
-        const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16;
-        const uint32_t row_at = m.half(group) + row * ROW_BYTES, turned = lane / 16 ^ lane % 8;
-#pragma unroll
-        for (uint32_t n = 0; n < COLUMNS / 16; ++n) {
-            uint32_t pairs[4];
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i)
-                pairs[i] = round_bf16_pair(mul(total[n * 8 + 2 * i], alpha), mul(total[n * 8 + 2 * i + 1], alpha));
-            squares_store(row_at + n / 4 * STRIP_BYTES + ((turned ^ 2 * (n % 4)) << 4), pairs);
-        }
-    }
+    METHOD math(const memory &m_, uint32_t group_, uint32_t lane_) : base(m_, group_, lane_) {}
 
     METHOD void run(const job &j) {
         const float alpha = mul(*j.dy_scale, *j.w_scale);
         uint32_t parity = 0;
         for (walk at(j.tiles); !at.is_over(); at.next(), parity ^= 1) {
-            float total[COUNT];
+            float total[base::COUNT];
 #pragma unroll
-            for (uint32_t i = 0; i < COUNT; ++i) total[i] = 0.0f;
+            for (uint32_t i = 0; i < base::COUNT; ++i) total[i] = 0.0f;
             if constexpr (WAY == OVERLAPPED)
-                stages_sum_overlapped(total);
+                base::stages_sum_overlapped(total, j.steps);
             else
-                stages_sum(total);
+                base::stages_sum(total, j.steps);
             barrier_wait(m.drained(group), parity ^ 1);
-            lay(total, alpha);
+            base::lay(total, alpha, m.half(group));
             warp_barrier(0xFFFFFFFFu);
-            if (lane == 0) barrier_arrive(m.filled(group));
+            if (base::lane == 0) barrier_arrive(m.filled(group));
         }
     }
 };
@@ -269,7 +193,7 @@ struct finisher {
             barrier_wait(m.brought(number, slot), parity);
             parity ^= slot;
             if (is_inside(unit))
-                amax = codes.make(raw + slot * RAW_BYTES, dy + strip * STRIP_BYTES + slot * SUB_ROWS * ROW_BYTES, slot,
+                amax = codes.make(raw + slot * RAW_BYTES, dy + strip * LAID_BYTES + slot * SUB_ROWS * ROW_BYTES, slot,
                                   scale, amax);
             if (slot == 1) shared_publish();
             warp_barrier(0xFFFFFFFFu);
@@ -321,7 +245,7 @@ KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) 
         warp_barrier(0xFFFFFFFFu);
     } else if (group <= GROUPS) {
         registers_raise<registers_of<WAY>::MATH>();
-        math<WAY, FORMAT>(j, m, group - 1, lane).run(j);
+        math<WAY, FORMAT>(m, group - 1, lane).run(j);
         warp_barrier(0xFFFFFFFFu); /* whole warps meet the cluster */
     } else {
         if (WAY == OVERLAPPED)

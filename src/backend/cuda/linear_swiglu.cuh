@@ -43,7 +43,6 @@ struct job {
 };
 
 typedef product_tiles::walk<COLUMNS> walk;
-typedef product_tiles::turn<STAGES> turn;
 
 /* What a block has in shared memory. */
 struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
@@ -62,6 +61,8 @@ struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
         return other(GROUPS + group);
     }
 };
+
+typedef memory::turn turn;
 
 DEVICE void barriers_begin(const memory &m) {
     if (threadIdx.x == 0) {

@@ -1,10 +1,11 @@
-/* product_tiles.cuh - what products of ours for Hopper share: a block has one multiprocessor and goes from tile to tile;
- * two blocks in a cluster have rows below each other, and each loads its own rows of the first operand and half of the
- * second for both; stages go round in a ring at the beginning of a block's shared memory. */
+/* product_tiles.cuh - what products of ours for Hopper share: a block has one multiprocessor and goes from tile to
+ * tile; two blocks in a cluster have rows below each other, and each loads its own rows of the first operand and half
+ * of the second for both; stages go round in a ring at the beginning of a block's shared memory. */
 #ifndef QE_CUDA_PRODUCT_TILES_CUH
 #define QE_CUDA_PRODUCT_TILES_CUH
 
 #include "backend/cuda/sm90_stream.cuh"
+#include "backend/cuda/tile.cuh"
 
 namespace product_tiles {
 
@@ -63,6 +64,8 @@ struct turn {
  * others. */
 template <uint32_t STAGES, uint32_t STAGE_BYTES, uint32_t AT_BARRIERS>
 struct ring {
+    static constexpr uint32_t COUNT = STAGES, BYTES = STAGE_BYTES;
+    typedef product_tiles::turn<STAGES> turn;
     uint8_t *at;
     uint32_t base;
 
@@ -94,7 +97,7 @@ struct ring {
      * SECOND_BYTES of it in a stage. */
     template <uint32_t SECOND_BYTES>
     METHOD void load(const CUtensorMap *first, const CUtensorMap *second, uint32_t row, uint32_t second_row,
-                     uint32_t steps, turn<STAGES> &t) const {
+                     uint32_t steps, turn &t) const {
         const uint32_t second_at = ROWS * TERMS + cluster_rank() * SECOND_BYTES;
 #pragma unroll 1
         for (uint32_t step = 0; step < steps; ++step, t.next()) {

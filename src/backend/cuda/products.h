@@ -1,4 +1,4 @@
-/* products.h - matrix products (cuBLASLt, CUTLASS) and attention (cuDNN, ours): what needs a library, a choice of
+/* products.h - matrix products (cuBLASLt, CUTLASS, ours) and attention (cuDNN, ours): what needs a library, a choice of
  * algorithm and workspace. Choices are made once per shape, in `prepare`, and are state: docs/numerics.md.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_PRODUCTS_H
@@ -23,7 +23,7 @@ typedef struct qe_cuda_gemm qe_cuda_gemm;
 /* One choice, in a form that can be kept in a file and honoured or refused later. */
 typedef struct qe_cuda_choice {
     char key[96];      /* kind, shape, formats, accumulation, beta: "linear m2048 n6144 k4096 e4m3 e4m3 fast" */
-    uint64_t words[8]; /* qe_algorithm: cublasLtMatmulAlgo_t, or a kernel of CUTLASS */
+    uint64_t words[8]; /* qe_algorithm: cublasLtMatmulAlgo_t, or a kernel of further.h */
     uint64_t workspace_bytes;
 } qe_cuda_choice;
 

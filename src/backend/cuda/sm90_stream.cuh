@@ -127,19 +127,6 @@ DEVICE void mma_e5m2_e4m3(float (&s)[64], uint64_t first, uint64_t second, bool 
     NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* sums [64, 192] (+)= first [64, 32] second [192, 32]'. */
-DEVICE void mma_e4m3(float (&s)[96], uint64_t first, uint64_t second, bool adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {" NAMES_96 "}, %96, %97, p, 1, 1;\n}"
-                 : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64)
-                 : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
-}
-DEVICE void mma_e5m2_e4m3(float (&s)[96], uint64_t first, uint64_t second, bool adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e5m2.e4m3 {" NAMES_96 "}, %96, %97, p, 1, 1;\n}"
-                 : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64)
-                 : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
-}
 /* sums [64, 256] (+)= first [64, 32] second [256, 32]' of E4M3. */
 DEVICE void mma_e4m3(float (&s)[128], uint64_t first, uint64_t second, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -147,25 +134,6 @@ DEVICE void mma_e4m3(float (&s)[128], uint64_t first, uint64_t second, bool adds
                  : SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64), SUMS_32(s, 96)
                  : "l"(first), "l"(second), "r"(static_cast<int>(adds)));
 }
-/* The first operand's 64 x 32 from registers: four neighbours of a row, of the row eight below, then the same sixteen
- * terms on. */
-DEVICE void mma_e4m3(float (&s)[64], const uint32_t *first, uint64_t second, bool adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-                 : SUMS_32(s, 0), SUMS_32(s, 32)
-                 : "r"(first[0]), "r"(first[1]), "r"(first[2]), "r"(first[3]), "l"(second),
-                   "r"(static_cast<int>(adds)));
-}
-DEVICE void mma_e5m2_e4m3(float (&s)[64], const uint32_t *first, uint64_t second, bool adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" NAMES_64
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-                 : SUMS_32(s, 0), SUMS_32(s, 32)
-                 : "r"(first[0]), "r"(first[1]), "r"(first[2]), "r"(first[3]), "l"(second),
-                   "r"(static_cast<int>(adds)));
-}
-
 } // namespace sm90
 
 #endif

@@ -1,0 +1,121 @@
+/* product_sums.cuh - how four warps multiply 64 rows of a tile: sums of its stages in registers, and bf16 of them in
+ * shared memory. Split accumulation adds each stage's 128 terms, summed by the matrix unit, to fp32 sums; fast is one
+ * chain of the matrix unit's additions. Both as cuBLASLt does, bit for bit. */
+#ifndef QE_CUDA_PRODUCT_SUMS_CUH
+#define QE_CUDA_PRODUCT_SUMS_CUH
+
+#include "backend/cuda/codec.cuh"
+#include "backend/cuda/product_tiles.cuh"
+
+namespace product_tiles {
+
+/* Stages of a turn of the loop: what is multiplied from one turn into the next, the assembler takes one by one. */
+constexpr uint32_t BATCH = 8;
+/* bf16 lies in strips of 64 columns of a group's rows, in the copy engine's 128-byte swizzle. */
+constexpr uint32_t LAID = 64, LAID_ROW_BYTES = LAID * 2, LAID_BYTES = GROUP_ROWS * LAID_ROW_BYTES;
+
+/* Of a ring whose stages hold ROWS rows of the first operand, then COLUMNS of the second. FORMAT: of the first. */
+template <typename Ring, uint32_t COLUMNS, int FORMAT>
+struct multiplier {
+    static constexpr uint32_t COUNT = COLUMNS / 2; /* sums of a thread */
+    typedef float sums[COUNT];
+
+    const Ring &m;
+    const uint32_t group, lane, apart;
+    const uint64_t begin;  /* first operand of the first stage */
+    uint64_t next;         /* of the next one */
+    uint32_t behind, last; /* barriers of the block that this lane tells: of the stage taken next, the last one's */
+    typename Ring::turn ahead;
+
+    METHOD multiplier(const Ring &m_, uint32_t group_, uint32_t lane_)
+        : m(m_), group(group_), lane(lane_), apart((ROWS - group_ * GROUP_ROWS) * TERMS / 16),
+          begin(operand(m_.stage(0) + group_ * GROUP_ROWS * TERMS)), next(begin),
+          behind(address_at(m_.empty(0), lane_ % CLUSTER)), last(behind + 8 * (Ring::COUNT - 1)) {}
+
+    METHOD void multiply(sums &part, bool adds) {
+        barrier_wait(m.full(ahead.stage), ahead.parity);
+        const uint64_t first = next, second = first + apart;
+        mma_fence();
+#pragma unroll
+        for (uint32_t k = 0; k < TERMS / 32; ++k)
+            if constexpr (FORMAT == QE_FORMAT_E5M2)
+                mma_e5m2_e4m3(part, first + 2 * k, second + 2 * k, adds || k > 0);
+            else
+                mma_e4m3(part, first + 2 * k, second + 2 * k, adds || k > 0);
+        mma_commit();
+        ahead.next();
+        next = ahead.stage == 0 ? begin : next + Ring::BYTES / 16;
+    }
+
+    /* What was multiplied first: its stage is free. */
+    METHOD void release() {
+        if (lane < CLUSTER) barrier_arrive_there(behind);
+        behind = behind == last ? last - 8 * (Ring::COUNT - 1) : behind + 8;
+    }
+    METHOD void take(sums &total, sums &part) {
+        registers_pin(part);
+        release();
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT; ++i) total[i] = add(total[i], part[i]);
+    }
+
+    METHOD void stages_sum(sums &total, uint32_t steps) {
+        sums part;
+#pragma unroll 1
+        for (uint32_t step = 0; step < steps; ++step) {
+            registers_pin(part);
+            multiply(part, false);
+            mma_wait<0>();
+            take(total, part);
+        }
+    }
+    /* A thread has sums of two stages, so that one is multiplied while the other is added. steps: of whole batches. */
+    METHOD void stages_sum_overlapped(sums &total, uint32_t steps) {
+        float part[2][COUNT];
+#pragma unroll 1
+        for (uint32_t step = 0; step < steps; step += BATCH) {
+            multiply(part[0], false);
+#pragma unroll
+            for (uint32_t i = 1; i < BATCH; ++i) {
+                multiply(part[i % 2], false);
+                mma_wait<1>();
+                take(total, part[(i + 1) % 2]);
+            }
+            mma_wait<0>();
+            take(total, part[1]);
+        }
+    }
+    METHOD void stages_chain(sums &total, uint32_t steps) {
+#pragma unroll 1
+        for (uint32_t step = 0; step < steps; ++step) {
+            multiply(total, step > 0);
+            if (step == 0) continue;
+            mma_wait<1>();
+            release();
+        }
+        mma_wait<0>();
+        registers_pin(total);
+        release();
+    }
+
+    /* Where this lane's row of sixteen columns lies, of strips that begin at `strips`. */
+    METHOD uint32_t square_place(uint32_t strips, uint32_t sixteen) const {
+        const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16, turned = lane / 16 ^ lane % 8;
+        return strips + row * LAID_ROW_BYTES + sixteen / 4 * LAID_BYTES + ((turned ^ 2 * (sixteen % 4)) << 4);
+    }
+    /* Rounds sums to bf16, strip by strip. */
+    METHOD void lay(const sums &total, float alpha, uint32_t strips) const {
+#pragma unroll
+        for (uint32_t n = 0; n < COLUMNS / 16; ++n) {
+            uint32_t pairs[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i)
+                pairs[i] = round_bf16_pair(mul(total[n * 8 + 2 * i], alpha), mul(total[n * 8 + 2 * i + 1], alpha));
+            squares_store(square_place(strips, n), pairs);
+        }
+    }
+};
+
+} // namespace product_tiles
+
+#endif
