@@ -93,6 +93,7 @@ typedef enum qe_op_kind {
     QE_OP_LINEAR_INPUT_GRAD,  /* dx = dy w; may go back through swiglu and be quantized too */
     QE_OP_LINEAR_WEIGHT_GRAD, /* grad (+)= dy' x, from retained tensors */
     QE_OP_ROPE,               /* rotates q and k in place */
+    QE_OP_LINEAR_ROPE,        /* y = x w', q and k of it rotated */
     QE_OP_ROPE_BACKWARD_QUANTIZE, /* rotates dq and dk back in place, then quantizes all of dqkv */
     QE_OP_ATTENTION,          /* causal, grouped-query; may be quantized too */
     QE_OP_ATTENTION_BACKWARD, /* dqkv; may be rotated back and quantized too */
@@ -234,6 +235,18 @@ typedef struct qe_args_rope { /* QE_OP_ROPE and QE_OP_ROPE_BACKWARD_QUANTIZE */
     uint8_t reserved[4];
     qe_quantize_target target; /* backward: rows T, columns (heads + 2 kv_heads) * head_dim */
 } qe_args_rope;
+
+/* Always two parts: a product without residual or target, then rope of its result. */
+typedef struct qe_args_linear_rope {
+    qe_qtensor x;               /* [rows, in] */
+    qe_qtensor w;               /* [(heads + 2 kv_heads) * head_dim, in] */
+    void *y;                    /* activation [rows, (heads + 2 kv_heads) * head_dim] */
+    void *workspace;            /* as linear's */
+    const float *cosine, *sine; /* as rope's */
+    uint32_t rows, in, sequence, heads, kv_heads, head_dim;
+    uint8_t accumulation; /* qe_accumulation */
+    uint8_t reserved[7];
+} qe_args_linear_rope;
 
 enum { QE_ATTENTION_ROWS = 64 }; /* queries taken at a time: keeps a tile of scores in a core's second cache */
 
@@ -407,6 +420,7 @@ typedef union qe_op_args {
     qe_args_linear_input_grad linear_input_grad;
     qe_args_linear_weight_grad linear_weight_grad;
     qe_args_rope rope;
+    qe_args_linear_rope linear_rope;
     qe_args_attention attention;
     qe_args_attention_backward attention_backward;
     qe_args_swiglu swiglu;
@@ -445,8 +459,9 @@ const char *qe_op_name(qe_op_kind kind);
 
 enum { QE_OP_PARTS_MAX = 2 };
 
-/* Products and attention, forward and backward, may have a target: they are two ops in one. What each of the two would
- * be apart, in order; the second reads what the first writes. The same bits, however a backend runs it.
+/* Products and attention, forward and backward, may have a target: they are two ops in one, as a product with rope
+ * behind it is. What each of the two would be apart, in order; the second reads what the first writes. The same bits,
+ * however a backend runs it.
  * Ensures: returns 1 and the op itself where it is one thing, else 2. */
 uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]);
 

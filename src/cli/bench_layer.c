@@ -169,9 +169,10 @@ static qe_status time_square(qe_layer *layer, const ceiling_memory *memory, uint
                              qe_error *error_out) {
     double seconds;
     qe_op op = {.kind = QE_OP_LINEAR};
-    const qe_op *like = &layer->set[0].ops[1];
-    QE_ASSERT(like->kind == QE_OP_LINEAR);
-    op.args.linear = like->args.linear;
+    qe_op parts[QE_OP_PARTS_MAX];
+    (void)qe_op_parts(&layer->set[0].ops[1], parts);
+    QE_ASSERT(parts[0].kind == QE_OP_LINEAR);
+    op.args.linear = parts[0].args.linear;
     op.args.linear.x.codes = memory->a;
     op.args.linear.w.codes = memory->b;
     op.args.linear.x.rows = op.args.linear.x.columns = op.args.linear.w.rows = op.args.linear.w.columns = side;

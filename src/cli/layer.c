@@ -360,13 +360,16 @@ static qe_layer_work part_work(const qe_layer *layer, const qe_op *op) {
 }
 
 /* What the first of two parts leaves and the second reads need not travel but once, or not at all where nobody reads it
- * later: a gradient on its way. */
+ * later: a gradient on its way, queries before they are rotated. */
 static double between(const qe_layer *layer, const qe_op *op) {
     double element = activations_are_bf16(layer) ? sizeof(uint16_t) : sizeof(float);
     const qe_op_args *args = &op->args;
     switch (op->kind) {
         case QE_OP_LINEAR: return (double)args->linear.rows * args->linear.out * element;
         case QE_OP_LINEAR_INPUT_GRAD: return 2.0 * args->linear_input_grad.rows * args->linear_input_grad.in * element;
+        case QE_OP_LINEAR_ROPE:
+            return 2.0 * args->linear_rope.rows * (args->linear_rope.heads + args->linear_rope.kv_heads) *
+                   args->linear_rope.head_dim * element;
         case QE_OP_ATTENTION:
             return (double)args->attention.sequences * args->attention.sequence * args->attention.heads *
                    args->attention.head_dim * element;

@@ -18,6 +18,7 @@ const char *qe_op_name(qe_op_kind kind) {
         [QE_OP_LINEAR_INPUT_GRAD] = "linear_input_grad",
         [QE_OP_LINEAR_WEIGHT_GRAD] = "linear_weight_grad",
         [QE_OP_ROPE] = "rope",
+        [QE_OP_LINEAR_ROPE] = "linear_rope",
         [QE_OP_ROPE_BACKWARD_QUANTIZE] = "rope_backward_quantize",
         [QE_OP_ATTENTION] = "attention",
         [QE_OP_ATTENTION_BACKWARD] = "attention_backward",
@@ -72,9 +73,13 @@ static const qe_quantize_target *target_of(const qe_op *op) {
     }
 }
 
-static int is_double(const qe_op *op) {
+static int has_target(const qe_op *op) {
     const qe_quantize_target *target = target_of(op);
     return target != NULL && is_made(target);
+}
+
+static int is_double(const qe_op *op) {
+    return op->kind == QE_OP_LINEAR_ROPE || has_target(op);
 }
 
 static void linear_split(qe_args_linear *first, qe_op *second) {
@@ -124,6 +129,32 @@ static void attention_backward_split(qe_args_attention_backward *first, qe_op *s
     first->target = (qe_quantize_target){0};
 }
 
+static void linear_rope_split(qe_op *first, qe_op *second) {
+    const qe_args_linear_rope whole = first->args.linear_rope;
+    first->kind = QE_OP_LINEAR;
+    first->args = (qe_op_args){.linear = {
+                                   .x = whole.x,
+                                   .w = whole.w,
+                                   .y = whole.y,
+                                   .workspace = whole.workspace,
+                                   .rows = whole.rows,
+                                   .in = whole.in,
+                                   .out = (whole.heads + 2 * whole.kv_heads) * whole.head_dim,
+                                   .accumulation = whole.accumulation,
+                               }};
+    second->kind = QE_OP_ROPE;
+    second->args.rope = (qe_args_rope){
+        .qkv = whole.y,
+        .cosine = whole.cosine,
+        .sine = whole.sine,
+        .rows = whole.rows,
+        .sequence = whole.sequence,
+        .heads = whole.heads,
+        .kv_heads = whole.kv_heads,
+        .head_dim = whole.head_dim,
+    };
+}
+
 uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]) {
     parts_out[0] = *op;
     if (!is_double(op)) return 1;
@@ -131,6 +162,7 @@ uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]) {
     qe_op_args *first = &parts_out[0].args;
     switch ((int)op->kind) {
         case QE_OP_LINEAR: linear_split(&first->linear, &parts_out[1]); break;
+        case QE_OP_LINEAR_ROPE: linear_rope_split(&parts_out[0], &parts_out[1]); break;
         case QE_OP_LINEAR_INPUT_GRAD: input_grad_split(&first->linear_input_grad, &parts_out[1]); break;
         case QE_OP_ATTENTION: attention_split(&first->attention, &parts_out[1]); break;
         default: attention_backward_split(&first->attention_backward, &parts_out[1]); break;
@@ -139,7 +171,7 @@ uint32_t qe_op_parts(const qe_op *op, qe_op parts_out[QE_OP_PARTS_MAX]) {
 }
 
 const char *qe_op_title(const qe_op *op) {
-    if (!is_double(op)) return qe_op_name(op->kind);
+    if (!has_target(op)) return qe_op_name(op->kind);
     switch ((int)op->kind) {
         case QE_OP_LINEAR: return "linear_swiglu_quantize";
         case QE_OP_LINEAR_INPUT_GRAD: return "linear_input_grad_swiglu_quantize";

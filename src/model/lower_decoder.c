@@ -89,7 +89,6 @@ static int shares_scale_x(const qe_lowering *lowering) {
     return lowering->frame->training && qe_model_takes_fp8(lowering->model);
 }
 
-/* residual_slot: QE_SLOT_KINDS where there is none. A plan has no addresses, so `residual` cannot tell. */
 static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, int linear, const void *residual,
                                 qe_slot_kind residual_slot, void *y, qe_slot_kind y_slot) {
     const qe_frame *frame = lowering->frame;
@@ -98,8 +97,7 @@ static qe_status linear_forward(const qe_lowering *lowering, uint32_t decoder, i
     qe_effects effects = {.count = 0};
     product_effects(&effects, lowering, qe_weight_linear(lowering->model, decoder, linear), QE_LAYOUT_OPERAND);
     if (shares_scale_x(lowering)) qe_effects_borrow(&effects, frame, QE_SLOT_X, 0);
-    if (residual_slot != QE_SLOT_KINDS && residual_slot != y_slot)
-        qe_effects_borrow(&effects, frame, residual_slot, 0);
+    if (residual_slot != y_slot) qe_effects_borrow(&effects, frame, residual_slot, 0);
     qe_effects_borrow(&effects, frame, y_slot, 1);
     return qe_lowering_emit(lowering, &op, &effects);
 }
@@ -120,10 +118,30 @@ static qe_args_rope rope_args(const qe_lowering *lowering, void *qkv) {
     };
 }
 
-static qe_status rope(const qe_lowering *lowering, const layer_places *places) {
-    qe_op op = {.kind = QE_OP_ROPE};
-    op.args.rope = rope_args(lowering, saved(places, places->at.qkv));
+/* Queries, keys and values as attention takes them. */
+static qe_status linear_rope(const qe_lowering *lowering, uint32_t decoder, const layer_places *places) {
+    void *qkv = saved(places, places->at.qkv);
+    const qe_args_linear linear = linear_args(lowering, decoder, QE_LINEAR_QKV, NULL, qkv);
+    const qe_args_rope rope = rope_args(lowering, qkv);
+    qe_op op = {.kind = QE_OP_LINEAR_ROPE};
+    op.args.linear_rope = (qe_args_linear_rope){
+        .x = linear.x,
+        .w = linear.w,
+        .y = qkv,
+        .workspace = linear.workspace,
+        .cosine = rope.cosine,
+        .sine = rope.sine,
+        .rows = linear.rows,
+        .in = linear.in,
+        .sequence = rope.sequence,
+        .heads = rope.heads,
+        .kv_heads = rope.kv_heads,
+        .head_dim = rope.head_dim,
+        .accumulation = linear.accumulation,
+    };
     qe_effects effects = {.count = 0};
+    product_effects(&effects, lowering, qe_weight_linear(lowering->model, decoder, QE_LINEAR_QKV), QE_LAYOUT_OPERAND);
+    if (shares_scale_x(lowering)) qe_effects_borrow(&effects, lowering->frame, QE_SLOT_X, 0);
     qe_effects_borrow(&effects, lowering->frame, QE_SLOT_I, 1);
     return qe_lowering_emit(lowering, &op, &effects);
 }
@@ -182,9 +200,7 @@ qe_status qe_lower_decoder_forward(const qe_lowering *lowering, uint32_t decoder
     qe_slot_kind input_slot = qe_lowering_input_slot(lowering, decoder);
     void *residual = saved(&places, places.at.residual);
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_INPUT, input, input_slot, saved(&places, places.at.rstd_input)));
-    QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_QKV, NULL, QE_SLOT_KINDS, saved(&places, places.at.qkv),
-                          QE_SLOT_I));
-    QE_TRY(rope(lowering, &places));
+    QE_TRY(linear_rope(lowering, decoder, &places));
     QE_TRY(attention(lowering, decoder, &places));
     QE_TRY(linear_forward(lowering, decoder, QE_LINEAR_O, input, input_slot, residual, QE_SLOT_I));
     QE_TRY(norm_quantize(lowering, decoder, QE_GAIN_POST, residual, QE_SLOT_I, saved(&places, places.at.rstd_post)));

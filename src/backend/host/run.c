@@ -157,6 +157,7 @@ static qe_status part_run(const qe_device *device, const qe_op *op) {
         case QE_OP_DELAY: delay_run(&args->delay); break;
         case QE_OP_SEND:
         case QE_OP_RECV: return transfer_run(device, &args->transfer, op->kind);
+        case QE_OP_LINEAR_ROPE: /* is two parts */
         case QE_OP_KINDS: return QE_ERROR_ARGUMENT;
     }
     return QE_OK;

@@ -22,6 +22,9 @@ static qe_quantize_target *target_of(qe_op *op) {
     }
 }
 
+/* Two parts whatever it is given. */
+static int is_always_double(qe_op_kind kind) { return kind == QE_OP_LINEAR_ROPE; }
+
 /* Every word that is an address names a place of its own. */
 static void addresses_fill(qe_op *op) {
     for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
@@ -31,6 +34,7 @@ static void addresses_fill(qe_op *op) {
 static void an_op_is_one_part_but_for_the_four_that_have_a_target(void **state) {
     (void)state;
     for (qe_op_kind kind = QE_OP_EMBED; kind < QE_OP_KINDS; kind++) {
+        if (is_always_double(kind)) continue;
         qe_op op = {.kind = kind, .layer = 7, .per_microbatch = 1}, parts[QE_OP_PARTS_MAX];
         assert_int_equal(qe_op_parts(&op, parts), 1); /* no address, so no target */
         assert_memory_equal(&parts[0], &op, sizeof op);
@@ -58,6 +62,24 @@ static void either_tensor_makes_a_target(void **state) {
     }
 }
 
+static void a_product_with_rope_is_two_parts_whether_it_has_addresses_or_none(void **state) {
+    (void)state;
+    qe_op op = {.kind = QE_OP_LINEAR_ROPE, .layer = 7, .per_microbatch = 1}, parts[QE_OP_PARTS_MAX];
+    for (int filled = 0; filled < 2; filled++) {
+        assert_int_equal(qe_op_parts(&op, parts), 2);
+        assert_string_equal(qe_op_title(&op), "linear_rope");
+        const qe_op_kind kinds[] = {QE_OP_LINEAR, QE_OP_ROPE};
+        for (int i = 0; i < 2; i++) {
+            qe_op again[QE_OP_PARTS_MAX];
+            assert_int_equal(parts[i].kind, kinds[i]);
+            assert_int_equal(parts[i].layer, 7);
+            assert_int_equal(parts[i].per_microbatch, 1);
+            assert_int_equal(qe_op_parts(&parts[i], again), 1);
+        }
+        addresses_fill(&op);
+    }
+}
+
 static int names(const qe_op *op, uint64_t address) {
     for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
         if (qe_op_is_address(op->kind, i * 8) && op->args.raw[i] == address) return 1;
@@ -67,8 +89,8 @@ static int names(const qe_op *op, uint64_t address) {
 /* Nothing that the whole names is lost, and the second reads what the first writes. */
 static void the_parts_name_all_that_the_whole_names(void **state) {
     (void)state;
-    for (int i = 0; i < DOUBLES; i++) {
-        qe_op op = {.kind = doubles[i]}, parts[QE_OP_PARTS_MAX];
+    for (int i = 0; i <= DOUBLES; i++) {
+        qe_op op = {.kind = i < DOUBLES ? doubles[i] : QE_OP_LINEAR_ROPE}, parts[QE_OP_PARTS_MAX];
         addresses_fill(&op);
         assert_int_equal(qe_op_parts(&op, parts), 2);
         int shared = 0;
@@ -107,12 +129,27 @@ static void the_second_part_has_the_shape_that_the_first_leaves(void **state) {
     assert_ptr_equal(parts[1].args.quantize.x, places);
     assert_int_equal(parts[1].args.quantize.rows, 6);
     assert_int_equal(parts[1].args.quantize.columns, 40);
+    op = (qe_op){.kind = QE_OP_LINEAR_ROPE,
+                 .args.linear_rope = {.y = places, .rows = 6, .in = 5, .sequence = 3, .heads = 5, .kv_heads = 2,
+                                      .head_dim = 8, .accumulation = QE_ACCUMULATE_SPLIT}};
+    assert_int_equal(qe_op_parts(&op, parts), 2);
+    assert_int_equal(parts[0].args.linear.rows, 6);
+    assert_int_equal(parts[0].args.linear.in, 5);
+    assert_int_equal(parts[0].args.linear.out, 72);
+    assert_int_equal(parts[0].args.linear.accumulation, QE_ACCUMULATE_SPLIT);
+    assert_ptr_equal(parts[1].args.rope.qkv, places);
+    assert_int_equal(parts[1].args.rope.rows, 6);
+    assert_int_equal(parts[1].args.rope.sequence, 3);
+    assert_int_equal(parts[1].args.rope.heads, 5);
+    assert_int_equal(parts[1].args.rope.kv_heads, 2);
+    assert_int_equal(parts[1].args.rope.head_dim, 8);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_op_is_one_part_but_for_the_four_that_have_a_target),
         cmocka_unit_test(either_tensor_makes_a_target),
+        cmocka_unit_test(a_product_with_rope_is_two_parts_whether_it_has_addresses_or_none),
         cmocka_unit_test(the_parts_name_all_that_the_whole_names),
         cmocka_unit_test(the_second_part_has_the_shape_that_the_first_leaves),
     };

@@ -174,12 +174,41 @@ static void attention_back_through_rope_in_one_op_is_the_two_apart(void **state)
     for_each_recipe(check_attention_backward);
 }
 
+/* No recipe is in it: what is rotated is a plain product's result. */
+static void a_product_and_rope_in_one_op_are_the_two_apart(void **state) {
+    (void)state;
+    enum { KV = 2, HEAD = 10, WIDTH = (HEADS + 2 * KV) * HEAD, SEQUENCE = 43 };
+    float *x = random_floats(ROWS * HIDDEN, 1.0f, 10), *w = random_floats(WIDTH * HIDDEN, 0.7f, 11);
+    float *turns = random_floats(SEQUENCE * HEAD, 1.0f, 12), *y[2] = {floats_of(ROWS * WIDTH), floats_of(ROWS * WIDTH)};
+    const float *sine = turns + SEQUENCE * HEAD / 2;
+    for (int level = 0; level < LEVELS; ++level) {
+        qe_op op = {.kind = QE_OP_LINEAR_ROPE,
+                    .args.linear_rope = {.x = plain(x, ROWS, HIDDEN), .w = plain(w, WIDTH, HIDDEN), .y = y[0],
+                                         .cosine = turns, .sine = sine, .rows = ROWS, .in = HIDDEN,
+                                         .sequence = SEQUENCE, .heads = HEADS, .kv_heads = KV, .head_dim = HEAD}};
+        op_run(level, &op);
+        op = (qe_op){.kind = QE_OP_LINEAR,
+                     .args.linear = {.x = plain(x, ROWS, HIDDEN), .w = plain(w, WIDTH, HIDDEN), .y = y[1],
+                                     .rows = ROWS, .in = HIDDEN, .out = WIDTH}};
+        op_run(level, &op);
+        const float unturned = y[1][WIDTH];
+        op = (qe_op){.kind = QE_OP_ROPE,
+                     .args.rope = {.qkv = y[1], .cosine = turns, .sine = sine, .rows = ROWS, .sequence = SEQUENCE,
+                                   .heads = HEADS, .kv_heads = KV, .head_dim = HEAD}};
+        op_run(level, &op);
+        assert_same_bits(y[0], y[1], ROWS * WIDTH * sizeof(float));
+        assert_true(unturned != y[1][WIDTH]);
+    }
+    free(x), free(w), free(turns), free(y[0]), free(y[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_product_and_swiglu_in_one_op_are_the_two_apart),
         cmocka_unit_test(a_product_back_through_swiglu_in_one_op_is_the_two_apart),
         cmocka_unit_test(attention_and_its_quantization_in_one_op_are_the_two_apart),
         cmocka_unit_test(attention_back_through_rope_in_one_op_is_the_two_apart),
+        cmocka_unit_test(a_product_and_rope_in_one_op_are_the_two_apart),
     };
     return cmocka_run_group_tests(tests, devices_open, devices_close);
 }

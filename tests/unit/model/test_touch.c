@@ -576,7 +576,7 @@ static void judge_config(qe_model_config chosen, qe_numerics numerics, int train
         for (uint32_t stages = 1; stages <= config->layers; stages++) {
             uint64_t ops = 0;
             for (uint32_t stage = 0; stage < stages; stage++) ops += judge_stage(model, stage, stages, training);
-            enum { FILL = 4, F = 8, I = 8, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
+            enum { FILL = 4, F = 7, I = 8, W = 4, FEEDS = 2, COLLECT = 1, ENDS_F = 4, ENDS_I = 3, ENDS_W = 1 };
             uint64_t fill_head = config->numerics.operands == QE_OPERANDS_CODES;
             uint64_t expected = config->layers * (FILL + F) + fill_head + FEEDS + ENDS_F + COLLECT;
             if (training) expected += config->layers * (I + W) + ENDS_I + ENDS_W;

@@ -14,6 +14,7 @@ static const qe_model_config config = {.layers = 4, .hidden = 32, .heads = 4, .k
 static void *workspace_of(const qe_op *op) {
     switch (op->kind) {
     case QE_OP_LINEAR: return op->args.linear.workspace;
+    case QE_OP_LINEAR_ROPE: return op->args.linear_rope.workspace;
     case QE_OP_LINEAR_INPUT_GRAD: return op->args.linear_input_grad.workspace;
     case QE_OP_LINEAR_WEIGHT_GRAD: return op->args.linear_weight_grad.workspace;
     default: return NULL;
@@ -21,7 +22,8 @@ static void *workspace_of(const qe_op *op) {
 }
 
 static int is_product(const qe_op *op) {
-    return op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD || op->kind == QE_OP_LINEAR_WEIGHT_GRAD;
+    return op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_ROPE || op->kind == QE_OP_LINEAR_INPUT_GRAD ||
+           op->kind == QE_OP_LINEAR_WEIGHT_GRAD;
 }
 
 static uint32_t declares_workspace(const qe_rank_plan *plan, const qe_item *item) {
