@@ -59,6 +59,9 @@ qe_status qe_cuda_delay(uint64_t nanoseconds, cudaStream_t stream) {
 qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out) {
     return (void)channel, (void)bytes, (void)aside, (void)error_out, QE_OK;
 }
+int qe_cuda_fused_is(qe_op_kind kind) {
+    return kind == QE_OP_LINEAR || kind == QE_OP_LINEAR_INPUT_GRAD || kind == QE_OP_LINEAR_ROPE;
+}
 uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out) {
     return (void)gemm, *choices_out = NULL, 0;
 }
@@ -228,6 +231,10 @@ static void expect_fused(void) {
     now.fuses = 1;
     expect_parts_on(plain, QE_OP_LINEAR, 0, "choose linear_swiglu_quantize ");
     expect_parts_on(plain, QE_OP_LINEAR_INPUT_GRAD, 0, "choose linear_input_grad_swiglu_quantize ");
+    expect_parts_on(plain, QE_OP_LINEAR_ROPE, 0, "choose linear_rope ");
+    expect_parts_on(tuned, QE_OP_LINEAR_ROPE, 0, "choose linear rope linear_rope ");
+    expect_parts_on(honours, QE_OP_LINEAR_ROPE, 0, "choose linear rope ");
+    expect_parts_on(plain, QE_OP_LINEAR_ROPE, 1, "other-choose other linear rope ");
     expect_parts_on(tuned, QE_OP_LINEAR, 0, "choose linear swiglu_quantize linear_swiglu_quantize ");
     expect_parts_on(honours, QE_OP_LINEAR, 0, "choose linear swiglu_quantize ");
     expect_parts_on(plain, QE_OP_LINEAR, 1, "other-choose other linear swiglu_quantize ");
@@ -282,6 +289,7 @@ int main(void) {
            "");
     expect_once();
     expect_parts(QE_OP_LINEAR, 0, "choose linear swiglu_quantize ");
+    expect_parts(QE_OP_LINEAR_ROPE, 0, "choose linear rope ");
     expect_parts(QE_OP_LINEAR_INPUT_GRAD, 0, "choose linear_input_grad swiglu_backward_quantize ");
     expect_parts(QE_OP_ATTENTION, 0, "choose attention_quantize ");
     expect_parts(QE_OP_ATTENTION_BACKWARD, 0, "choose attention_backward_rope_quantize ");

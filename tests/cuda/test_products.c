@@ -161,6 +161,23 @@ static void a_way_of_two_parts_survives_its_words(void **state) {
     assert_true(error.message[0] && error.remedy[0]);
 }
 
+static void a_product_with_rope_has_a_way_of_its_own(void **state) {
+    (void)state;
+    const qe_op plain = linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 2048, 4096, 6144, NULL);
+    const qe_op op = {.kind = QE_OP_LINEAR_ROPE};
+    qe_product product;
+    qe_fused_shape shape, again;
+    qe_fused_way way;
+    qe_cuda_choice choice;
+    assert_int_equal(qe_product_of(&plain, &product, NULL), QE_OK);
+    qe_fused_shape_of(&op, &product, &shape);
+    qe_fused_choice_make(&shape, QE_FUSED_WHOLE, &choice);
+    assert_string_equal(choice.key, "fused linear m2048 n6144 k4096 tn e4m3 e4m3 fast to rope");
+    assert_int_equal(qe_fused_choice_parse(&choice, &again, &way, NULL), QE_OK);
+    assert_memory_equal(&shape, &again, sizeof shape);
+    assert_int_equal(way, QE_FUSED_WHOLE);
+}
+
 static void other_words_name_no_op_of_two_parts(void **state) {
     (void)state;
     static const char *const keys[] = {
@@ -172,6 +189,7 @@ static void other_words_name_no_op_of_two_parts(void **state) {
         "fused linear m16 n16 k16 tn e4m3 e4m3 fast add to e4m3",
         "fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3 to e4m3",
         "fused linear_weight_grad m16 n16 k16 tn e5m2 e4m3 split to e4m3",
+        "fused linear_input_grad m16 n16 k16 tn e5m2 e4m3 split to rope",
         "fused fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3",
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
@@ -263,7 +281,7 @@ static void another_library_or_device_is_refused_and_named(void **state) {
 
 static const qe_fused_shape FUSED = {
     .product = {.m = 2048, .n = 28672, .k = 4096, .kind = QE_OP_LINEAR, .first_along = 1, .second_along = 1},
-    .format = QE_FORMAT_E4M3};
+    .result = QE_FUSED_E4M3};
 static const qe_op ATTENTION = {
     .kind = QE_OP_ATTENTION_BACKWARD,
     .args.attention_backward = {
@@ -453,6 +471,7 @@ int main(void) {
         cmocka_unit_test(what_no_matrix_unit_takes_is_refused_in_words),
         cmocka_unit_test(other_words_name_no_product),
         cmocka_unit_test(a_way_of_two_parts_survives_its_words),
+        cmocka_unit_test(a_product_with_rope_has_a_way_of_its_own),
         cmocka_unit_test(other_words_name_no_op_of_two_parts),
         cmocka_unit_test(a_choice_survives_its_line),
         cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),

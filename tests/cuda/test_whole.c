@@ -13,6 +13,7 @@
 #include "backend/cuda/attention_own.h"
 #include "backend/cuda/fused_choice.h"
 #include "backend/cuda/input_grad_swiglu.h"
+#include "backend/cuda/linear_rope.h"
 #include "backend/cuda/linear_swiglu.h"
 
 enum { X = 1, X_SCALE, W, W_SCALE, Y, SCALE, AMAX, CODES, CODES_SCALE, TURNED, TURNED_SCALE };
@@ -288,9 +289,10 @@ static int shape_fits(const char *key) {
     assert_int_equal(qe_fused_choice_parse(&choice, &shape, &way, NULL), QE_OK);
     qe_fused_op_of(&shape, &op);
     assert_int_equal(qe_op_parts(&op, parts), 2);
-    assert_int_equal(qe_product_of(&op, &product, NULL), QE_OK);
+    assert_int_equal(qe_product_of(&parts[0], &product, NULL), QE_OK);
     qe_fused_shape_of(&op, &product, &again);
     assert_memory_equal(&shape, &again, sizeof shape);
+    if (op.kind == QE_OP_LINEAR_ROPE) return qe_linear_rope_fits(&op.args.linear_rope);
     return op.kind == QE_OP_LINEAR ? qe_linear_swiglu_fits(&op.args.linear)
                                    : qe_input_grad_swiglu_fits(&op.args.linear_input_grad);
 }
@@ -299,6 +301,8 @@ static void a_shape_of_a_file_is_taken_where_an_op_of_it_is(void **state) {
     (void)state;
     assert_true(shape_fits("fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3"));
     assert_true(shape_fits("fused linear m16 n32 k128 tn e4m3 e4m3 fast to e4m3"));
+    assert_true(shape_fits("fused linear m2048 n6144 k4096 tn e4m3 e4m3 fast to rope"));
+    assert_true(shape_fits("fused linear m16 n64 k1024 tn e4m3 e4m3 fast to rope"));
     assert_true(shape_fits("fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 split to e5m2"));
     assert_true(shape_fits("fused linear_input_grad m32 n64 k128 tn e4m3 e4m3 split to e4m3"));
 }
@@ -314,6 +318,13 @@ static void a_shape_that_no_kernel_takes_is_known_without_its_op(void **state) {
         "fused linear m2048 n28672 k4096 tn bf16 bf16 split to e4m3",
         "fused linear m2147483648 n32 k128 tn e4m3 e4m3 fast to e4m3",
         "fused linear m4294967280 n4294967264 k4294967168 tn e4m3 e4m3 fast to e4m3",
+        "fused linear m2048 n6144 k4096 tn e4m3 e4m3 split to rope",
+        "fused linear m2048 n6160 k4096 tn e4m3 e4m3 fast to rope",
+        "fused linear m2048 n6144 k896 tn e4m3 e4m3 fast to rope",
+        "fused linear m2048 n6144 k4112 tn e4m3 e4m3 fast to rope",
+        "fused linear m2048 n6144 k4096 tn bf16 bf16 split to rope",
+        "fused linear m2147483648 n64 k1024 tn e4m3 e4m3 fast to rope",
+        "fused linear m4294967280 n4294967232 k4294967168 tn e4m3 e4m3 fast to rope",
         "fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 fast to e5m2",
         "fused linear_input_grad m2048 n14336 k4096 tn e5m2 e4m3 split to e4m3",
         "fused linear_input_grad m2064 n14336 k4096 tn e5m2 e4m3 split to e5m2",
@@ -324,6 +335,82 @@ static void a_shape_that_no_kernel_takes_is_known_without_its_op(void **state) {
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; ++i) {
         if (shape_fits(keys[i])) fail_msg("%s", keys[i]);
+    }
+}
+
+/* --- products with rope ------------------------------------------------------------------------------------------- */
+
+enum { ROPE_IN = 1024, ROPE_COLUMNS = (HEADS + 2 * KV_HEADS) * DIM, ROPE_SEQUENCE = 128, COSINE, SINE };
+
+static qe_args_linear_rope linear_rope(void) {
+    return (qe_args_linear_rope){.x = tensor(X, ROWS, ROPE_IN, 0), .w = tensor(W, ROPE_COLUMNS, ROPE_IN, 0),
+                                 .y = place(Y, 0), .cosine = place(COSINE, 0), .sine = place(SINE, 0), .rows = ROWS,
+                                 .in = ROPE_IN, .sequence = ROPE_SEQUENCE, .heads = HEADS, .kv_heads = KV_HEADS,
+                                 .head_dim = DIM, .accumulation = QE_ACCUMULATE_FAST};
+}
+
+static void heads_over_what_a_product_still_reads_are_left_to_the_parts(void **state) {
+    (void)state;
+    const struct {
+        int which;
+        uint64_t bytes;
+    } read[] = {{X, ROWS * ROPE_IN}, {W, (uint64_t)ROPE_COLUMNS * ROPE_IN}, {X_SCALE, 4}, {W_SCALE, 4},
+                {COSINE, ROPE_SEQUENCE * DIM / 2 * 4}, {SINE, ROPE_SEQUENCE * DIM / 2 * 4}};
+    qe_args_linear_rope a = linear_rope();
+    assert_true(qe_linear_rope_fits(&a));
+    for (size_t i = 0; i < sizeof read / sizeof *read; ++i) {
+        const uint64_t whole = (read[i].bytes + 15) / 16 * 16;
+        a.y = place(read[i].which, 0);
+        assert_false(qe_linear_rope_fits(&a));
+        a.y = place(read[i].which, whole - 16);
+        assert_false(qe_linear_rope_fits(&a));
+        a.y = place(read[i].which, whole);
+        assert_true(qe_linear_rope_fits(&a));
+        a.y = (char *)place(read[i].which, 0) - ROWS * ROPE_COLUMNS * 2 + 16;
+        assert_false(qe_linear_rope_fits(&a));
+        a.y = (char *)place(read[i].which, 0) - ROWS * ROPE_COLUMNS * 2;
+        assert_true(qe_linear_rope_fits(&a));
+    }
+}
+
+static void a_product_with_rope_off_whole_sixteens_is_left_to_the_parts(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; ++i) {
+        qe_args_linear_rope a = linear_rope();
+        void **const at[] = {&a.x.codes, &a.w.codes, &a.y};
+        *at[i] = (char *)*at[i] + 2;
+        assert_false(qe_linear_rope_fits(&a));
+    }
+    qe_args_linear_rope a = linear_rope();
+    a.cosine += 1;
+    assert_false(qe_linear_rope_fits(&a));
+    a = linear_rope();
+    a.sine += 1;
+    assert_false(qe_linear_rope_fits(&a));
+}
+
+static void other_products_with_rope_are_left_to_the_parts(void **state) {
+    (void)state;
+    for (int i = 0; i < 15; ++i) {
+        qe_args_linear_rope a = linear_rope();
+        switch (i) {
+            case 0: a.rows = 0; break;
+            case 1: a.in = ROPE_IN - 128; break;
+            case 2: a.in = ROPE_IN + 64; break;
+            case 3: a.head_dim = 96; break;
+            case 4: a.head_dim = 32; break;
+            case 5: a.sequence = 0; break;
+            case 6: a.heads = 0xFFFFFFF0u; break;
+            case 7: a.heads = 1u << 25; break;
+            case 8: a.rows = 1u << 31; break;
+            case 9: a.accumulation = QE_ACCUMULATE_SPLIT; break;
+            case 10: a.x.format = QE_FORMAT_E5M2; break;
+            case 11: a.w.transposed = 1; break;
+            case 12: a.x.blocking = QE_BLOCKING_ROW; break;
+            case 13: a.w.scale_inv = NULL; break;
+            default: a.heads = a.kv_heads = 0; break;
+        }
+        assert_false(qe_linear_rope_fits(&a));
     }
 }
 
@@ -339,6 +426,9 @@ int main(void) {
         cmocka_unit_test(other_input_gradients_are_left_to_the_parts),
         cmocka_unit_test(a_shape_of_a_file_is_taken_where_an_op_of_it_is),
         cmocka_unit_test(a_shape_that_no_kernel_takes_is_known_without_its_op),
+        cmocka_unit_test(heads_over_what_a_product_still_reads_are_left_to_the_parts),
+        cmocka_unit_test(a_product_with_rope_off_whole_sixteens_is_left_to_the_parts),
+        cmocka_unit_test(other_products_with_rope_are_left_to_the_parts),
         cmocka_unit_test(attention_makes_either_plane_or_both),
         cmocka_unit_test(codes_over_what_attention_still_reads_are_made_behind_it),
         cmocka_unit_test(other_targets_of_attention_are_made_behind_it),

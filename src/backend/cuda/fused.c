@@ -8,6 +8,7 @@
 #include "backend/cuda/fused_choice.h"
 #include "backend/cuda/fused_race.h"
 #include "backend/cuda/input_grad_swiglu.h"
+#include "backend/cuda/linear_rope.h"
 #include "backend/cuda/linear_swiglu.h"
 #include "base/assert.h"
 
@@ -22,6 +23,7 @@ struct qe_cuda_fused {
     cudaStream_t aside;
     qe_linear_swiglu linear;
     qe_input_grad_swiglu input_grad;
+    qe_linear_rope rope;
     way *ways;               /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
     uint32_t count, capacity;
@@ -34,6 +36,7 @@ qe_status qe_cuda_fused_create(cudaStream_t aside, qe_cuda_fused **fused_out, qe
     /* A device that has not what they need runs all ops as their parts. */
     if (qe_linear_swiglu_open(&fused->linear) != QE_OK) fused->linear.encode = NULL;
     if (qe_input_grad_swiglu_open(&fused->input_grad) != QE_OK) fused->input_grad.encode = NULL;
+    if (qe_linear_rope_open(&fused->rope) != QE_OK) fused->rope.encode = NULL;
     *fused_out = fused;
     return QE_OK;
 }
@@ -47,19 +50,26 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused) {
 
 /* --- what kernels take ------------------------------------------------------------------------------------------- */
 
-static int has_kernel(const qe_cuda_fused *fused, int kind) {
-    return (kind == QE_OP_LINEAR ? fused->linear.encode : fused->input_grad.encode) != NULL;
+int qe_cuda_fused_is(qe_op_kind kind) {
+    return kind == QE_OP_LINEAR || kind == QE_OP_LINEAR_INPUT_GRAD || kind == QE_OP_LINEAR_ROPE;
 }
 
 int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op) {
-    if (op->kind == QE_OP_LINEAR) return has_kernel(fused, op->kind) && qe_linear_swiglu_fits(&op->args.linear);
-    if (op->kind == QE_OP_LINEAR_INPUT_GRAD)
-        return has_kernel(fused, op->kind) && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
-    return 0;
+    switch (op->kind) {
+        case QE_OP_LINEAR: return fused->linear.encode && qe_linear_swiglu_fits(&op->args.linear);
+        case QE_OP_LINEAR_INPUT_GRAD:
+            return fused->input_grad.encode && qe_input_grad_swiglu_fits(&op->args.linear_input_grad);
+        case QE_OP_LINEAR_ROPE: return fused->rope.encode && qe_linear_rope_fits(&op->args.linear_rope);
+        default: return 0;
+    }
 }
 
 static qe_status whole_queue(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
-    if (op->kind == QE_OP_LINEAR) return qe_linear_swiglu_run(&fused->linear, &op->args.linear, stream);
+    switch (op->kind) {
+        case QE_OP_LINEAR: return qe_linear_swiglu_run(&fused->linear, &op->args.linear, stream);
+        case QE_OP_LINEAR_ROPE: return qe_linear_rope_run(&fused->rope, &op->args.linear_rope, stream);
+        default: break;
+    }
     QE_ASSERT(op->kind == QE_OP_LINEAR_INPUT_GRAD);
     return qe_input_grad_swiglu_run(&fused->input_grad, &op->args.linear_input_grad, stream);
 }
@@ -97,7 +107,7 @@ static int shape_of(const qe_cuda_fused *fused, const qe_op *op, qe_fused_shape 
     qe_product product;
     qe_op parts[QE_OP_PARTS_MAX];
     if (qe_op_parts(op, parts) == 1 || !qe_cuda_fused_fits(fused, op)) return 0;
-    if (qe_product_of(op, &product, NULL) != QE_OK) return 0;
+    if (qe_product_of(&parts[0], &product, NULL) != QE_OK) return 0;
     qe_fused_shape_of(op, &product, shape_out);
     return 1;
 }

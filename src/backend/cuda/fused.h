@@ -30,6 +30,8 @@ void qe_cuda_fused_destroy(qe_cuda_fused *fused);
  * On failure: QE_ERROR_MEMORY, QE_ERROR_DEVICE. */
 qe_status qe_cuda_fused_prepare(qe_cuda_fused *fused, const qe_op *op, const qe_fused_apart *apart,
                                 const qe_cuda_choice **chosen_out, qe_error *error_out);
+/* Could an op of this kind be run whole, given a target? */
+int qe_cuda_fused_is(qe_op_kind kind);
 /* Could it be? Depends on the shape, and on which addresses are NULL and which bytes overlap. */
 int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op);
 /* Is this op run whole? 0 where nothing was prepared or chosen. Depends on the choice besides. */

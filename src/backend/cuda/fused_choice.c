@@ -7,21 +7,26 @@
 #include "base/assert.h"
 
 static const char PREFIX[] = "fused ", BETWEEN[] = " to ";
-static const char *const FORMAT_NAMES[] = {"e4m3", "e5m2"};
+static const char *const RESULT_NAMES[QE_FUSED_RESULTS] = {"e4m3", "e5m2", "rope"};
 /* "QFUSEOWN" */
 static const uint64_t TAG = 0x51465553454F574Eu;
 
-static const qe_quantize_target *target_of(const qe_op *op) {
-    return op->kind == QE_OP_LINEAR ? &op->args.linear.target : &op->args.linear_input_grad.target;
+static uint8_t result_of(const qe_op *op) {
+    switch (op->kind) {
+        case QE_OP_LINEAR: return op->args.linear.target.format;
+        case QE_OP_LINEAR_ROPE: return QE_FUSED_ROPE;
+        default: return op->args.linear_input_grad.target.format;
+    }
 }
 
 void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out) {
-    *shape_out = (qe_fused_shape){.product = *product, .format = target_of(op)->format};
+    *shape_out = (qe_fused_shape){.product = *product, .result = result_of(op)};
 }
 
 /* --- an op of a shape -------------------------------------------------------------------------------------------- */
 
-enum { FIRST, FIRST_SCALE, SECOND, SECOND_SCALE, RESULT, SWIGLU, SCALE, CODES, CODES_SCALE, TURNED, TURNED_SCALE };
+enum { FIRST, FIRST_SCALE, SECOND, SECOND_SCALE, RESULT, SWIGLU, SCALE, CODES, CODES_SCALE, TURNED, TURNED_SCALE,
+       COSINE, SINE };
 /* More than any address space has bytes. */
 enum { PLACE_BITS = 59 };
 
@@ -37,8 +42,24 @@ static qe_quantize_target target_to(uint8_t format) {
                                 .operand = tensor(CODES, format, 0), .retained = tensor(TURNED, format, 1)};
 }
 
+/* A product does not tell how wide its heads are: as wide as a kernel takes them, if it has whole ones. */
+static qe_args_linear_rope rope_of(const qe_product *p) {
+    enum { HEAD = 64 };
+    const uint32_t head = p->n % HEAD == 0 ? HEAD : 1;
+    return (qe_args_linear_rope){.x = tensor(FIRST, p->first, !p->first_along),
+                                 .w = tensor(SECOND, p->second, !p->second_along), .y = place(RESULT),
+                                 .cosine = place(COSINE), .sine = place(SINE), .rows = p->m, .in = p->k,
+                                 .sequence = 1, .heads = p->n / head, .head_dim = head,
+                                 .accumulation = p->accumulation};
+}
+
 void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
     const qe_product *p = &shape->product;
+    if (shape->result == QE_FUSED_ROPE) {
+        *op_out = (qe_op){.kind = QE_OP_LINEAR_ROPE};
+        op_out->args.linear_rope = rope_of(p);
+        return;
+    }
     const qe_qtensor first = tensor(FIRST, p->first, !p->first_along);
     const int is_forward = p->kind == QE_OP_LINEAR;
     const qe_qtensor second = tensor(SECOND, p->second, is_forward ? !p->second_along : p->second_along);
@@ -47,11 +68,11 @@ void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
     if (is_forward)
         op_out->args.linear = (qe_args_linear){.x = first, .w = second, .y = place(RESULT), .rows = p->m, .in = p->k,
                                                .out = p->n, .accumulation = p->accumulation,
-                                               .target = target_to(shape->format)};
+                                               .target = target_to(shape->result)};
     else
         op_out->args.linear_input_grad = (qe_args_linear_input_grad){
             .dy = first, .w = second, .dx = place(RESULT), .rows = p->m, .in = p->n, .out = p->k,
-            .accumulation = p->accumulation, .gate_up = place(SWIGLU), .target = target_to(shape->format)};
+            .accumulation = p->accumulation, .gate_up = place(SWIGLU), .target = target_to(shape->result)};
 }
 
 /* --- its name ---------------------------------------------------------------------------------------------------- */
@@ -59,8 +80,8 @@ void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
 static void key_format(const qe_fused_shape *shape, char *key, size_t bytes) {
     char product[QE_PRODUCT_KEY_BYTES];
     qe_product_key(&shape->product, product);
-    QE_ASSERT(shape->format <= QE_FORMAT_E5M2);
-    const int length = snprintf(key, bytes, "%s%s%s%s", PREFIX, product, BETWEEN, FORMAT_NAMES[shape->format]);
+    QE_ASSERT(shape->result < QE_FUSED_RESULTS);
+    const int length = snprintf(key, bytes, "%s%s%s%s", PREFIX, product, BETWEEN, RESULT_NAMES[shape->result]);
     QE_ASSERT(length > 0 && (size_t)length < bytes);
 }
 
@@ -80,14 +101,14 @@ void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda
 int qe_fused_choice_is(const char *key) { return strncmp(key, PREFIX, sizeof PREFIX - 1) == 0; }
 
 /* Of what stands behind the last " to ", which is cut off. */
-static int format_cut(char *key, uint8_t *format_out) {
+static int result_cut(char *key, uint8_t *result_out) {
     char *at = NULL;
     for (char *next = strstr(key, BETWEEN); next; next = strstr(next + 1, BETWEEN)) at = next;
     if (!at) return 0;
-    for (uint8_t i = 0; i < sizeof FORMAT_NAMES / sizeof FORMAT_NAMES[0]; ++i) {
-        if (strcmp(at + sizeof BETWEEN - 1, FORMAT_NAMES[i]) != 0) continue;
+    for (uint8_t i = 0; i < QE_FUSED_RESULTS; ++i) {
+        if (strcmp(at + sizeof BETWEEN - 1, RESULT_NAMES[i]) != 0) continue;
         *at = '\0';
-        *format_out = i;
+        *result_out = i;
         return 1;
     }
     return 0;
@@ -98,9 +119,10 @@ static int key_parse(const char *key, qe_fused_shape *shape_out) {
     qe_fused_shape shape = {0};
     if (!qe_fused_choice_is(key) || strlen(key) >= sizeof product) return 0;
     memcpy(product, key + sizeof PREFIX - 1, strlen(key + sizeof PREFIX - 1));
-    if (!format_cut(product, &shape.format)) return 0;
+    if (!result_cut(product, &shape.result)) return 0;
     if (qe_product_parse(product, &shape.product, NULL) != QE_OK) return 0;
     if (shape.product.kind == QE_OP_LINEAR_WEIGHT_GRAD || shape.product.adds) return 0; /* they have no second part */
+    if (shape.result == QE_FUSED_ROPE && shape.product.kind != QE_OP_LINEAR) return 0;
     *shape_out = shape;
     return 1;
 }

@@ -14,22 +14,30 @@ extern "C" {
 /* Raised when a kernel of ours changes so much that races which were run before say nothing any more. */
 enum { QE_FUSED_REVISION = 1 };
 
+/* What is made of a product: codes, or its heads are rotated. */
+typedef enum qe_fused_result {
+    QE_FUSED_E4M3 = QE_FORMAT_E4M3,
+    QE_FUSED_E5M2 = QE_FORMAT_E5M2,
+    QE_FUSED_ROPE,
+    QE_FUSED_RESULTS
+} qe_fused_result;
+
 /* What a choice depends on. No holes, so shapes are compared byte by byte. */
 typedef struct qe_fused_shape {
     qe_product product;
-    uint8_t format; /* qe_format of the codes */
+    uint8_t result; /* qe_fused_result */
     uint8_t reserved[3];
 } qe_fused_shape;
 
 typedef enum qe_fused_way { QE_FUSED_APART, QE_FUSED_WHOLE } qe_fused_way;
 
-/* Requires: op has two parts, and its product is one (qe_product_of). */
+/* Requires: op has two parts, the first of which is this product. */
 void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out);
 /* Any op of that shape: its operands have no address that could be used, but lie apart, at whole sixteens, and no
  * memory holds what would overlap there. For asking a kernel about shapes alone.
  * Requires: shape is of a choice that was parsed, or of an op. */
 void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out);
-/* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", and the way's words. */
+/* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", "... to rope", and the way's words. */
 void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda_choice *choice_out);
 /* Does this key name an op of two parts, and not a product? */
 int qe_fused_choice_is(const char *key);

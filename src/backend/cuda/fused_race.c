@@ -103,6 +103,29 @@ static void input_grad_pieces(const qe_args_linear_input_grad *args, pieces *all
     add_target(all, AT(linear_input_grad.target), &args->target, rows * in * 2);
 }
 
+/* Values that are no angles' cosines and sines do as well. */
+static void rope_pieces(const qe_args_linear_rope *args, pieces *all) {
+    const uint64_t rows = args->rows, in = args->in, out = (args->heads + 2ull * args->kv_heads) * args->head_dim;
+    const uint64_t turns = (uint64_t)args->sequence * (args->head_dim / 2);
+    const piece table = {.bytes = turns * sizeof(float), .format = QE_FORMAT_FP32, .is_random = 1};
+    add_codes(all, AT(linear_rope.x), rows * in, (qe_format)args->x.format);
+    add_float(all, AT(linear_rope.x.scale_inv), 1.0f / CODE_DEVIATION);
+    add_codes(all, AT(linear_rope.w), out * in, (qe_format)args->w.format);
+    add_float(all, AT(linear_rope.w.scale_inv), 1.0f / (CODE_DEVIATION * sqrtf((float)in)));
+    add(all, AT(linear_rope.y), (piece){.bytes = rows * out * 2, .format = QE_FORMAT_BF16, .is_random = 1});
+    add(all, AT(linear_rope.cosine), table);
+    add(all, AT(linear_rope.sine), table);
+}
+
+static void pieces_of(const qe_op *op, pieces *all) {
+    QE_ASSERT(qe_cuda_fused_is(op->kind));
+    switch (op->kind) {
+        case QE_OP_LINEAR: linear_pieces(&op->args.linear, all); break;
+        case QE_OP_LINEAR_ROPE: rope_pieces(&op->args.linear_rope, all); break;
+        default: input_grad_pieces(&op->args.linear_input_grad, all); break;
+    }
+}
+
 static uint64_t padded(uint64_t bytes) { return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 
 static qe_status piece_fill(const piece *p, void *at, uint64_t seed, cudaStream_t stream) {
@@ -166,11 +189,7 @@ qe_status qe_fused_race(const qe_op *op, const qe_fused_apart *whole, const qe_f
     race *r = calloc(1, sizeof *r);
     if (!r) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to race a fused product");
     r->sides[0] = whole, r->sides[1] = apart, r->stream = stream;
-    QE_ASSERT(op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD);
-    if (op->kind == QE_OP_LINEAR)
-        linear_pieces(&op->args.linear, &r->all);
-    else
-        input_grad_pieces(&op->args.linear_input_grad, &r->all);
+    pieces_of(op, &r->all);
     for (uint32_t i = 0; i < r->all.count; ++i) r->set_bytes += padded(r->all.of[i].bytes);
     qe_status status = QE_OK;
     if (cudaMalloc((void **)&r->arena, SETS * r->set_bytes) != cudaSuccess) {

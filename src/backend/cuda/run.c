@@ -79,16 +79,13 @@ static int takes_whole(const qe_device *device, const qe_op *op) {
     switch (op->kind) {
         case QE_OP_ATTENTION:
         case QE_OP_ATTENTION_BACKWARD: return 1; /* attention.cpp knows which of its kernels quantize */
-        case QE_OP_LINEAR:
-        case QE_OP_LINEAR_INPUT_GRAD: return qe_cuda_fused_takes(qe_cuda_gemm_fused(device->gemm), op);
-        default: return 0;
+        default: return qe_cuda_fused_takes(qe_cuda_gemm_fused(device->gemm), op);
     }
 }
 
 static qe_status whole_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
     QE_ASSERT(takes_whole(device, op));
-    if (op->kind == QE_OP_LINEAR || op->kind == QE_OP_LINEAR_INPUT_GRAD)
-        return qe_cuda_fused_run(qe_cuda_gemm_fused(device->gemm), op, stream);
+    if (qe_cuda_fused_is(op->kind)) return qe_cuda_fused_run(qe_cuda_gemm_fused(device->gemm), op, stream);
     return qe_cuda_attention_run(device->attention, op, stream);
 }
 
@@ -175,7 +172,7 @@ static uint64_t address_likeness(const qe_op *op, uint32_t word) {
 /* Of an op of two parts: whether one kernel could do it, which also depends on whose bytes overlap. */
 static int may_be_whole(const qe_device *device, const qe_op *op) {
     qe_op parts[QE_OP_PARTS_MAX];
-    if (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD) return 0;
+    if (!qe_cuda_fused_is(op->kind)) return 0;
     return qe_op_parts(op, parts) > 1 && qe_cuda_fused_fits(qe_cuda_gemm_fused(device->gemm), op);
 }
 
@@ -287,7 +284,7 @@ static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream
 static qe_status whole_prepare(qe_device *device, const qe_op *op, qe_error *error_out) {
     const qe_fused_apart apart = {apart_queue, device};
     const qe_cuda_choice *chosen = NULL;
-    if (device->honours || (op->kind != QE_OP_LINEAR && op->kind != QE_OP_LINEAR_INPUT_GRAD)) return QE_OK;
+    if (device->honours || !qe_cuda_fused_is(op->kind)) return QE_OK;
     QE_TRY(qe_cuda_fused_prepare(qe_cuda_gemm_fused(device->gemm), op, device->tune ? &apart : NULL, &chosen,
                                  error_out));
     return chosen == NULL ? QE_OK : choice_tell(device, chosen, error_out);

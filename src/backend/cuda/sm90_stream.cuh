@@ -68,6 +68,15 @@ DEVICE void box_load_many(uint32_t to, const CUtensorMap *map, uint32_t column, 
         "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
         : "memory");
 }
+/* The same of a map of five axes: columns, three whose boxes are all of them, rows of those. */
+DEVICE void box_load_many_5(uint32_t to, const CUtensorMap *map, uint32_t column, uint32_t row, uint32_t barrier,
+                            uint16_t mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %6, %6, %6, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(mask), "r"(0)
+        : "memory");
+}
 DEVICE void box_store(const CUtensorMap *map, uint32_t from, uint32_t column, uint32_t row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
                  "r"(column), "r"(row), "r"(from)

@@ -158,6 +158,13 @@ DEVICE rope_turn rope_turn_of(const float *cosine, const float *sine) {
                      {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w}};
 }
 
+/* Asked for where it stands. */
+DEVICE rope_turn rope_turn_here(const float *cosine, const float *sine) {
+    const float4 c0 = load_here(cosine), c1 = load_here(cosine + 4), s0 = load_here(sine), s1 = load_here(sine + 4);
+    return rope_turn{{c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w},
+                     {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w}};
+}
+
 DEVICE void rope_apply(const rope_turn &turn, float *lower, float *upper) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) turned(lower[i], upper[i], turn.cosine[i], turn.sine[i], &lower[i], &upper[i]);
