@@ -142,13 +142,14 @@ check-gpu: setup
 	@echo "check-gpu: build-cuda/ with the cuda backend$(if $(TE), and Transformer Engine of $(TE))"
 	@$(call configure,build-cuda,-DQE_CUDA=ON -DQE_TE=$(TE))
 	@ninja -C build-cuda same_test_same check_gpu test_deposit test_attention_choice test_fused \
-	    test_fused_input_grad test_fused_rope qeffect_cli $(if $(TE),test_te)
+	    test_fused_input_grad test_fused_rope test_product_own qeffect_cli $(if $(TE),test_te)
 	@echo "check-gpu: every op on host and device"; build-cuda/tests/test_same; status=$$?; \
 	    if [ $$status = 77 ]; then echo "check-gpu: built; nothing was checked, for want of a GPU"; exit 0; fi; \
 	    [ $$status = 0 ] || exit $$status; \
 	    echo "check-gpu: which attention is chosen" && build-cuda/tests/test_attention_choice && \
 	    echo "check-gpu: ops of two parts" && build-cuda/tests/test_fused && \
 	    build-cuda/tests/test_fused_input_grad && build-cuda/tests/test_fused_rope && \
+	    echo "check-gpu: products of ours" && build-cuda/tests/test_product_own && \
 	    echo "check-gpu: where deposits are rounded" && build-cuda/tests/test_deposit --strict && \
 	    echo "check-gpu: edges that are left out" && build-cuda/tests/check_gpu && \
 	    echo "check-gpu: files that are broken" && \

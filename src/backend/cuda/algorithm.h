@@ -1,4 +1,4 @@
-/* algorithm.h - the algorithms that a product can have, whoever made them: cuBLASLt's, CUTLASS's where
+/* algorithm.h - the algorithms that a product can have, whoever made them: cuBLASLt's, ours, CUTLASS's where
  * the build has them.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_ALGORITHM_H

@@ -4,8 +4,8 @@
  *   qeffect choices 1
  *   cuBLASLt 13.1.0 <tab> NVIDIA H200 <tab> linear m2048 ... <tab> workspace bytes <tab> eight hexadecimal words
  *
- * The words mean something to that library on that device only; those of a kernel of CUTLASS say so and which version
- * it is of, and are refused by a build without it. */
+ * The words mean something to that library on that device only; those of a kernel of CUTLASS or of ours say so and
+ * which version it is of, and are refused by a build without it. */
 #ifndef QE_CUDA_CHOICES_H
 #define QE_CUDA_CHOICES_H
 
