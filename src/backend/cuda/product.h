@@ -35,7 +35,7 @@ typedef struct qe_product_data {
     float beta;                              /* 0: `added` is not read */
 } qe_product_data;
 
-/* An algorithm for a product, as a file of choices keeps it: cublasLtMatmulAlgo_t, or cutlass.h's. */
+/* An algorithm for a product, as a file of choices keeps it: cublasLtMatmulAlgo_t, or further.h's. */
 typedef struct qe_algorithm {
     uint64_t words[8];
 } qe_algorithm;
