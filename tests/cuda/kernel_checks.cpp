@@ -605,10 +605,12 @@ void check_everything(checks &all, bool with_large) {
     check_swiglu(all, 528, 6160, WIDE);
     check_norm(all, 1024, 1024, PLAIN);
     check_norm(all, 784, 4112, SPECIAL);
+    check_norm(all, 1024, 3328, SPECIAL); /* held in shared memory */
     check_norm(all, 528, 8192, WIDE);
     check_norm(all, 272, 12288, PLAIN);
     check_norm_backward(all, 1024, 1024, PLAIN);
     check_norm_backward(all, 784, 4112, WIDE);
+    check_norm_backward(all, 1024, 3328, SPECIAL); /* held in shared memory */
     check_norm_backward(all, 528, 8192, PLAIN);
     check_norm_backward(all, 16400, 208, PLAIN);
 }

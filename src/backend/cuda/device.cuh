@@ -44,6 +44,15 @@ DEVICE void store_late(void *at, uint2 v) {
     __stcs(static_cast<uint2 *>(at), v);
 }
 
+/* One store, whatever registers there are: short of them, the compiler cuts a plain store of 16 bytes into four. */
+DEVICE void store_whole(void *at, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+DEVICE void store_whole(void *at, uint2 v) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(v.x), "r"(v.y) : "memory");
+}
+
 /* 16 bytes, asked for where it stands, as in front of a branch that may make them needless. */
 DEVICE float4 load_here(const float *at) {
     float4 v;
@@ -204,6 +213,18 @@ static __device__ __forceinline__ T &shared_large_object() {
     return *reinterpret_cast<T *>(shared_bytes);
 }
 
+DEVICE uint32_t shared_address(const void *at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+/* 16 bytes into shared memory, without a register; there when this thread has waited for all that it asked for. */
+DEVICE void copy_ahead(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+DEVICE void copies_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 DEVICE uint32_t cluster_size() {
     uint32_t size;
     asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
@@ -227,9 +248,6 @@ DEVICE void cluster_wait() {
 struct mailbox {
     uint64_t word;
 };
-DEVICE uint32_t shared_address(const void *at) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
 DEVICE void mailbox_open(mailbox *box) {
     asm volatile(
         "mbarrier.init.shared::cta.b64 [%0], 1;\n"

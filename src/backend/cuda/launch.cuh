@@ -9,6 +9,7 @@
 
 /* More shared memory than 48 KiB has to be asked for; what a kernel declares itself comes on top of this. */
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
+enum { LAUNCH_CLUSTER_ANY = 8 }; /* blocks of a cluster that every chip runs; for more, a kernel has to ask */
 enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y, and of z: tall.cuh */
 
 /* attribute: lives as long as the configuration. */
@@ -29,20 +30,25 @@ static inline cudaLaunchConfig_t launch_config(dim3 grid, uint32_t threads, uint
 }
 
 template <typename... Parameters>
-static bool launch_shared_ask(void (*kernel)(Parameters...), size_t shared_bytes) {
+static bool launch_ask(void (*kernel)(Parameters...), uint32_t cluster, size_t shared_bytes) {
+    const void *symbol = reinterpret_cast<const void *>(kernel);
+    if (cluster > LAUNCH_CLUSTER_ANY &&
+        cudaFuncSetAttribute(symbol, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess)
+        return false;
     return shared_bytes <= LAUNCH_SHARED_STATIC ||
-           cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(shared_bytes)) == cudaSuccess;
+           cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)) ==
+               cudaSuccess;
 }
 
-/* Clusters of the kernel that this device has at work at a time; 0: it cannot run them. Capture: forbidden. */
+/* Clusters of the kernel that this device has at work at a time; 0: it cannot run them. Asks the driver, half a
+ * microsecond, and not the device. */
 template <typename... Parameters>
 static uint32_t clusters_at_work(void (*kernel)(Parameters...), uint32_t threads, uint32_t cluster,
                                  size_t shared_bytes) {
     int clusters = 0;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t config = launch_config(dim3(cluster), threads, cluster, shared_bytes, nullptr, &attribute);
-    if (!launch_shared_ask(kernel, shared_bytes) ||
+    if (!launch_ask(kernel, cluster, shared_bytes) ||
         cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
         return 0;
     return static_cast<uint32_t>(clusters);
@@ -63,7 +69,7 @@ static qe_status launch(void (*kernel)(Parameters...), dim3 grid, uint32_t threa
                         size_t shared_bytes, cudaStream_t stream, const Given &...given) {
     if (grid.x == 0 || grid.y == 0) return QE_OK;
     if (!grid_is_possible(grid)) return QE_ERROR_LIMIT;
-    if (!launch_shared_ask(kernel, shared_bytes)) return QE_ERROR_DEVICE;
+    if (!launch_ask(kernel, cluster, shared_bytes)) return QE_ERROR_DEVICE;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t config = launch_config(grid, threads, cluster, shared_bytes, stream, &attribute);
     return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(given)...) == cudaSuccess ? QE_OK

@@ -1,8 +1,9 @@
 /* norm.cu - RMSNorm, and quantized in the same pass: y = (x * rstd) * gain,
- * rstd = 1 / sqrt(sum(x*x) / hidden + epsilon). A cluster keeps 32 rows in registers between the sum and the codes, so
- * x is read once. Recipes whose scale is not known beforehand take rstd from one pass and quantize in others. */
+ * rstd = 1 / sqrt(sum(x*x) / hidden + epsilon). A cluster keeps rows between the sum and the codes, in shared memory
+ * where there are many, else in registers, so x is read once. Recipes whose scale is not known beforehand take rstd
+ * from one pass and quantize in others. */
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/norm.cuh"
+#include "backend/cuda/norm_held.cuh"
 #include "backend/cuda/sink.cuh"
 
 /* --- any shape --------------------------------------------------------------------------------------------------- */
@@ -33,6 +34,31 @@ static qe_status norm_launch(const norm_job &job, cudaStream_t stream) {
     return launch(norm_kernel<FORMAT, ROWS>, grid, shape.warps * WARP, shape.blocks, 0, stream, job);
 }
 
+/* Rows in shared memory; QE_ERROR_UNSUPPORTED: not this shape, or not on this device. */
+template <int FORMAT, int TALL>
+static qe_status norm_held_launch(const norm_job &job, cudaStream_t stream) {
+    const uint32_t blocks = job.planes.columns / HELD_COLUMNS, threads = HELD_THREADS<TALL>;
+    if (!held_fits<TALL>(job.planes.rows, job.planes.columns) ||
+        clusters_at_work(norm_held_kernel<FORMAT, TALL>, threads, blocks, 0) == 0)
+        return QE_ERROR_UNSUPPORTED;
+    const dim3 grid(blocks, job.planes.rows / TALL);
+    return launch(norm_held_kernel<FORMAT, TALL>, grid, threads, blocks, 0, stream, job);
+}
+
+/* Pieces of 64 bytes of the transposed plane where tiles are many; more tiles where they are few. */
+enum { NORM_TALL_VALUES = 16 << 20 };
+
+template <int FORMAT>
+static qe_status norm_large(const norm_job &job, cudaStream_t stream) {
+    const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
+    qe_status status = QE_ERROR_UNSUPPORTED;
+    if constexpr (FORMAT != QE_FORMAT_BF16) {
+        if (values >= NORM_TALL_VALUES) status = norm_held_launch<FORMAT, 64>(job, stream);
+        if (status == QE_ERROR_UNSUPPORTED) status = norm_held_launch<FORMAT, 32>(job, stream);
+    }
+    return status == QE_ERROR_UNSUPPORTED ? norm_launch<FORMAT, 16>(job, stream) : status;
+}
+
 /* Few rows per thread where many would leave multiprocessors idle. */
 enum { NORM_SMALL_VALUES = 3 << 20 };
 
@@ -41,7 +67,7 @@ static qe_status norm_format(const norm_job &job, cudaStream_t stream) {
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     if (values <= NORM_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0)
         return norm_launch<FORMAT, 4>(job, stream);
-    return norm_launch<FORMAT, 16>(job, stream);
+    return norm_large<FORMAT>(job, stream);
 }
 
 static bool norm_fits(const norm_job &job) {

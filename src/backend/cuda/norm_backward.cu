@@ -2,11 +2,12 @@
  * dx = residual + rstd * (dy*gain - (x*rstd)*m), gain_grad (+)= sum over rows of dy * (x*rstd).
  *
  * dx is an activation: it is rounded to bf16, and what is quantized is that bf16 value, so this op has the bits of a
- * norm backward and a quantize after each other. A cluster keeps 32 rows in registers between the sum and dx: every
- * input is read once. The gain's gradient: a thread adds its rows in order (fused multiply-add), threads of a column
- * are added as a tree; one partial sum per cluster; then partials in the order that partials_kernel says. */
+ * norm backward and a quantize after each other. A cluster keeps 32 rows between the sum and dx, in shared memory where
+ * there are many, else in registers: every input is read once. The gain's gradient: a thread adds its rows in order
+ * (fused multiply-add), threads of a column are added as a tree; one partial sum per cluster; then partials in the
+ * order that partials_kernel says. */
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/norm_backward.cuh"
+#include "backend/cuda/norm_backward_held.cuh"
 #include "backend/cuda/sink.cuh"
 
 /* --- any shape --------------------------------------------------------------------------------------------------- */
@@ -68,6 +69,16 @@ static qe_status backward_launch(const norm_backward_job &job, uint32_t clusters
                   stream, job);
 }
 
+/* Rows in shared memory; QE_ERROR_UNSUPPORTED: not this shape, or not on this device. */
+template <int FORMAT>
+static qe_status backward_held_launch(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
+    const uint32_t blocks = job.planes.columns / HELD_COLUMNS, threads = BACKWARD_HELD_THREADS;
+    if (!held_fits<BACKWARD_TALL>(job.planes.rows, job.planes.columns) ||
+        clusters_at_work(norm_backward_held_kernel<FORMAT>, threads, blocks, 0) == 0)
+        return QE_ERROR_UNSUPPORTED;
+    return launch(norm_backward_held_kernel<FORMAT>, dim3(blocks, clusters), threads, blocks, 0, stream, job);
+}
+
 enum { BACKWARD_SMALL_VALUES = 3 << 20 };
 
 template <int FORMAT>
@@ -75,7 +86,8 @@ static qe_status backward_format(const norm_backward_job &job, uint32_t clusters
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     if (values <= BACKWARD_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0)
         return backward_launch<FORMAT, 4>(job, clusters, stream);
-    return backward_launch<FORMAT, 8>(job, clusters, stream);
+    const qe_status status = backward_held_launch<FORMAT>(job, clusters, stream);
+    return status == QE_ERROR_UNSUPPORTED ? backward_launch<FORMAT, 8>(job, clusters, stream) : status;
 }
 
 static norm_backward_job backward_job_of(const qe_args_norm_backward *args) {

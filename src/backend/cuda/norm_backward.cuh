@@ -211,7 +211,8 @@ KERNEL void __launch_bounds__(WARP *PARTIALS_DEEP) partials_kernel(const __grid_
     job.grad[column] = job.set ? total : add(before, total);
 }
 
-static qe_status partials_launch(const qe_args_norm_backward *args, uint32_t count, bool set, cudaStream_t stream) {
+static inline qe_status partials_launch(const qe_args_norm_backward *args, uint32_t count, bool set,
+                                        cudaStream_t stream) {
     partials_job job = {};
     job.partials = args->partials, job.grad = args->gain_grad;
     job.count = count, job.hidden = args->hidden, job.set = set;

@@ -1,6 +1,7 @@
 /* check_emulated.cpp - the kernel checks without a GPU.
  *
  *   check_emulated [--large]   exit status: 0, 1 when a check failed */
+#include "check_held.h"
 #include "check_squares.h"
 #include "check_tall.h"
 #include "check_units.h"
@@ -8,6 +9,7 @@
 int main(int argc, char **argv) {
     checks all;
     check_everything(all, argc > 1 && strcmp(argv[1], "--large") == 0);
+    check_held(all);
     check_squares(all);
     check_units(all);
     check_tall(all);

@@ -39,6 +39,12 @@ DEVICE void store_late(void *at, uint2 v) {
     if (reinterpret_cast<uintptr_t>(at) % 8 != 0) abort();
     memcpy(at, &v, sizeof v);
 }
+DEVICE void store_whole(void *at, uint4 v) {
+    store_late(at, v);
+}
+DEVICE void store_whole(void *at, uint2 v) {
+    store_late(at, v);
+}
 DEVICE void forget(uint4 &) {
 }
 DEVICE float4 load_table(const float *at) {
@@ -54,6 +60,12 @@ DEVICE float __ldg(const float *at) {
     return *at;
 }
 DEVICE void prefetch(const void *) {
+}
+DEVICE void copy_ahead(void *to, const void *from) {
+    const uint4 v = load_once(from);
+    memcpy(to, &v, sizeof v);
+}
+DEVICE void copies_wait() {
 }
 DEVICE int32_t load_shared_word(const int32_t *at) {
     return *at;

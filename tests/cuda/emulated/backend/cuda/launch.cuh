@@ -22,6 +22,11 @@ static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32
     return QE_OK;
 }
 
+template <typename Job>
+static uint32_t clusters_at_work(void (*)(Job), uint32_t, uint32_t, size_t) {
+    return 1;
+}
+
 #define LAUNCH_TRY(call)                                  \
     do {                                                  \
         const qe_status launch_status = (call);           \

@@ -1,0 +1,159 @@
+/* held.cuh - rows that a cluster of blocks holds in shared memory, so that a row is read once.
+ *
+ * A block has TALL rows (32 or 64) of 256 columns, a cluster as many blocks as a row needs, up to sixteen; a warp has
+ * eight rows, a thread eight columns of them. A thread reads only what it copied there itself. Sums have the order of
+ * row_sums.cuh. That many small blocks, each with rows of its own, are at work on a multiprocessor is what makes this
+ * fast: while one waits for sums of its cluster, others read and write.
+ *
+ *   held_tile  bring -> copies_wait -> four rows at a time: read, warp_barrier, put -> block_barrier -> store
+ *   held_sums  begin -> send -> receive, once per kernel */
+#ifndef QE_CUDA_HELD_CUH
+#define QE_CUDA_HELD_CUH
+
+#include "backend/cuda/row_sums.cuh"
+#include "backend/cuda/tile.cuh"
+
+enum { HELD_ROWS = 8, HELD_COLUMNS = WARP * 8, HELD_BLOCKS_MAX = 16 };
+
+template <int TALL>
+constexpr int HELD_THREADS = TALL *(WARP / HELD_ROWS);
+
+/* Where a thread stands: the first of its rows and columns. */
+struct held_place {
+    uint32_t top, left, row, column; /* of the block, of the thread */
+    METHOD size_t at(uint32_t hidden) const {
+        return static_cast<size_t>(row) * hidden + column;
+    }
+};
+
+template <int TALL>
+static METHOD held_place held_place_of(uint32_t group) {
+    held_place place;
+    place.top = group * TALL, place.left = blockIdx.x * HELD_COLUMNS;
+    place.row = place.top + threadIdx.x / WARP * HELD_ROWS;
+    place.column = place.left + threadIdx.x % WARP * 8;
+    return place;
+}
+
+/* Codes of four rows take the place of the first two of them: of a column a word. Columns are moved about within the
+ * warp, so that no two words that are stored together meet in a bank. */
+template <int TALL>
+struct held_tile {
+    static constexpr uint32_t THREADS = HELD_THREADS<TALL>, PIECES = TALL / 16;
+    uint4 at[HELD_ROWS][THREADS];
+
+    METHOD void bring(int i, const uint16_t *from, uint32_t hidden) {
+        copy_ahead(&at[i][threadIdx.x], from + static_cast<size_t>(i) * hidden);
+    }
+    METHOD uint4 row(int i) const {
+        return at[i][threadIdx.x];
+    }
+    static METHOD uint32_t turned(uint32_t thread, uint32_t half) {
+        return thread ^ ((thread / WARP / 2 * 2 + half) << (TALL == 32 ? 1 : 0));
+    }
+    /* four: codes of rows 4*group .. 4*group+3 of this thread. All lanes have read these rows. */
+    METHOD void put(int group, const uint32_t (*four)[2]) {
+        column_codes<4> codes;
+        codes.put(0, four);
+        at[group * 4][turned(threadIdx.x, 0)] =
+            make_uint4(codes.words[0][0], codes.words[1][0], codes.words[2][0], codes.words[3][0]);
+        at[group * 4 + 1][turned(threadIdx.x, 1)] =
+            make_uint4(codes.words[4][0], codes.words[5][0], codes.words[6][0], codes.words[7][0]);
+    }
+    /* Rows 4*number .. 4*number+3 of the block. */
+    METHOD uint32_t word(uint32_t number, uint32_t column) const {
+        const uint32_t half = column / 4 % 2, thread = number / 2 * WARP + column / 8;
+        const uint4 *rows = &at[number % 2 * 4 + half][turned(thread, half)];
+        return reinterpret_cast<const uint32_t *>(rows)[column % 4];
+    }
+    METHOD void store(const code_planes &planes, const held_place &place) const {
+#pragma unroll
+        for (uint32_t i = threadIdx.x; i < HELD_COLUMNS * PIECES; i += THREADS) {
+            const uint32_t column = i / PIECES, piece = i % PIECES, number = piece * 4;
+            uint8_t *to = planes.by_columns + static_cast<size_t>(place.left + column) * planes.rows + place.top;
+            store_late(to + piece * 16, make_uint4(word(number, column), word(number + 1, column),
+                                                   word(number + 2, column), word(number + 3, column)));
+        }
+    }
+};
+
+/* at: of the first of these rows. Four at a time: a branch for each row would keep the compiler from mixing what it
+ * does for them. */
+DEVICE void held_store_rows(const code_planes &planes, size_t at, const uint32_t (*four)[2]) {
+    if (planes.by_rows == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        store_whole(planes.by_rows + at + static_cast<size_t>(i) * planes.columns, make_uint2(four[i][0], four[i][1]));
+}
+
+/* What each of eight neighbouring lanes has of a warp's eight rows, and which lane of the warp has the total of a row:
+ * the order that spread_sum leaves. */
+DEVICE uint32_t held_row_of(uint32_t lane) {
+    return spread_index<HELD_ROWS>(lane % HELD_ROWS);
+}
+DEVICE uint32_t held_lane_of(uint32_t row) {
+    return row / 4 * (WARP / 2) + spread_index<4>(row % 4);
+}
+DEVICE uint32_t held_row_of_total(uint32_t lane) {
+    return lane / (WARP / 2) * 4 + spread_index<4>(lane % 4);
+}
+
+template <int TALL>
+struct held_sums {
+    float part[HELD_BLOCKS_MAX][TALL + 4]; /* of every block of the cluster, written by them; spread over banks */
+    mailbox box;
+
+    /* First thing: from here on others may write to this block. Zeros where the cluster has no block. */
+    METHOD void begin() {
+        if (threadIdx.x == 0) {
+            mailbox_open(&box);
+            mailbox_arm(&box, cluster_size() * TALL * sizeof(float));
+        }
+#pragma unroll 1
+        for (uint32_t i = cluster_size() * TALL + threadIdx.x; i < HELD_BLOCKS_MAX * TALL; i += HELD_THREADS<TALL>)
+            part[i / TALL][i % TALL] = 0.0f;
+        warp_barrier(0xFFFFFFFFu);
+        cluster_arrive();
+    }
+    /* sums: of this thread's rows; destroyed. */
+    METHOD void send(float *sums) {
+        const uint32_t lane = threadIdx.x % WARP;
+        float sum = spread_sum<HELD_ROWS>(sums, lane);
+#pragma unroll
+        for (int step = HELD_ROWS; step < WARP; step *= 2) sum = add(sum, shuffle_xor(sum, step));
+        if (cluster_size() < HELD_BLOCKS_MAX) block_barrier(); /* the zeros of others */
+        cluster_wait();
+        float *own = &part[cluster_rank()][threadIdx.x / WARP * HELD_ROWS + held_row_of(lane)];
+#pragma unroll
+        for (uint32_t i = 0; i < HELD_BLOCKS_MAX; i += WARP / HELD_ROWS) {
+            const uint32_t rank = i + lane / HELD_ROWS;
+            if (rank < cluster_size()) mailbox_send(own, &box, rank, sum);
+        }
+    }
+    /* The total of row held_row_of_total(lane) of this warp. */
+    METHOD float receive() {
+        const uint32_t lane = threadIdx.x % WARP, first = threadIdx.x / WARP * HELD_ROWS + lane / (WARP / 2) * 4;
+        mailbox_wait(&box, 0);
+        const float4 four = *reinterpret_cast<const float4 *>(&part[lane % HELD_BLOCKS_MAX][first]);
+        float sums[4] = {four.x, four.y, four.z, four.w};
+        float sum = spread_sum<4>(sums, lane);
+#pragma unroll
+        for (int step = 4; step < HELD_BLOCKS_MAX; step *= 2) sum = add(sum, shuffle_xor(sum, step));
+        return sum;
+    }
+};
+
+/* Eight floats of a table. */
+DEVICE void held_table(const float *at, float *v) {
+    const float4 low = load_table(at), high = load_table(at + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+
+/* Is this a shape for TALL rows? */
+template <int TALL>
+static inline bool held_fits(uint32_t rows, uint32_t hidden) {
+    return hidden % HELD_COLUMNS == 0 && hidden <= HELD_COLUMNS * HELD_BLOCKS_MAX && rows % TALL == 0;
+}
+
+#endif
