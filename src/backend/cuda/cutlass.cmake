@@ -1,5 +1,5 @@
 # Kernels made of CUTLASS's templates, further candidates for 8-bit products. Include after qeffect_cuda exists. Without
-# the headers, which tools/cuda_deps.sh fetches, the backend has cuBLASLt's algorithms alone.
+# the headers, which tools/cuda_deps.sh fetches, the backend has cuBLASLt's algorithms and ours.
 option(QE_CUTLASS "kernels of CUTLASS where its headers are found" ON)
 find_path(QE_CUTLASS_INCLUDE cutlass/cutlass.h HINTS ${CMAKE_SOURCE_DIR}/build/cuda-deps/cutlass
           DOC "folder of cutlass/cutlass.h")
@@ -7,7 +7,7 @@ if(NOT QE_CUTLASS)
   return()
 endif()
 if(NOT QE_CUTLASS_INCLUDE)
-  message(STATUS "no cutlass/cutlass.h (tools/cuda_deps.sh fetches it): products have cuBLASLt's algorithms and a few of ours")
+  message(STATUS "no cutlass/cutlass.h (tools/cuda_deps.sh fetches it): products have cuBLASLt's algorithms and ours")
   return()
 endif()
 file(GLOB cutlass_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/backend/cuda/cutlass_*.cu)
