@@ -23,8 +23,8 @@ static const attention_shape shapes[] = {{1, 16, 1, 1, 64},  {2, 96, 4, 2, 64}, 
                                          {2, 128, 3, 3, 64}, {1, 256, 2, 2, 128}, {3, 131, 4, 2, 128},
                                          {1, 77, 3, 3, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
-/* As many blocks as ours wants before it makes codes straight from its sums: with parts of keys' gradients, without;
- * and more pieces of several rounds than a chip has multiprocessors. */
+/* Many blocks of the kernel that makes codes straight from sums: with parts of keys' gradients, without; and more
+ * pieces of several rounds than a chip has multiprocessors. */
 static const attention_shape many[] = {
     {62, 64, 64, 1, 128}, {64, 64, 64, 4, 128}, {128, 64, 64, 2, 64}, {2, 400, 24, 8, 64}, {3, 272, 40, 8, 128}};
 enum { MANY = sizeof many / sizeof *many };

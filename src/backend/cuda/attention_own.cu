@@ -238,9 +238,6 @@ qe_status values_finish(const gradients_job &job, cudaStream_t stream) {
     return launch(finish<DIM>, dim3(up(of.sequence, ROWS), heads, of.sequences), FINISH_THREADS, 1, 0, stream, job);
 }
 
-/* Fewer blocks than these, which are large, leave multiprocessors idle: then two kernels are as fast, or faster. */
-constexpr uint32_t CODES_BLOCKS_MIN = 1024;
-
 template <uint32_t DIM>
 dim3 codes_blocks(const shape &of) {
     return dim3(up(of.heads + 2 * of.kv_heads, codes_shape<DIM>::HEADS), up(of.sequences * of.sequence, ROWS));
@@ -262,10 +259,12 @@ bool codes_job_of(const qe_args_attention_backward *a, const gradients_job &sums
 template <uint32_t DIM>
 qe_status codes_finish(const finish_codes_job &job, int format, cudaStream_t stream) {
     const shape &of = job.sums.of;
+    constexpr uint32_t EACH = codes_shape<DIM>::THREADS;
+    constexpr size_t SHARED = EACH / WARP * sizeof(warp_sums);
     const dim3 grid = codes_blocks<DIM>(of);
     return format == QE_FORMAT_E4M3
-               ? launch(finish_codes<QE_FORMAT_E4M3, DIM>, grid, FINISH_THREADS, 1, 0, stream, job)
-               : launch(finish_codes<QE_FORMAT_E5M2, DIM>, grid, FINISH_THREADS, 1, 0, stream, job);
+               ? launch(finish_codes<QE_FORMAT_E4M3, DIM>, grid, EACH, 1, SHARED, stream, job)
+               : launch(finish_codes<QE_FORMAT_E5M2, DIM>, grid, EACH, 1, SHARED, stream, job);
 }
 
 template <uint32_t DIM>
@@ -276,9 +275,7 @@ qe_status run(const qe_attention_own *own, const qe_args_attention_backward *a, 
     finish_codes_job codes;
     LAUNCH_TRY(sums_make<DIM>(own, a, of, workspace, stream));
     const bool quantizes = qe_attention_backward_quantizes(a);
-    const dim3 blocks = codes_blocks<DIM>(of);
-    const bool is_worth = blocks.x * blocks.y >= CODES_BLOCKS_MIN && blocks.y <= GRID_TALL_MAX;
-    if (quantizes && is_worth && codes_job_of(a, job, &codes))
+    if (quantizes && codes_blocks<DIM>(of).y <= GRID_TALL_MAX && codes_job_of(a, job, &codes))
         return codes_finish<DIM>(codes, a->target.format, stream);
     LAUNCH_TRY(values_finish<DIM>(job, stream));
     if (!quantizes) return QE_OK;
