@@ -185,7 +185,7 @@ DEVICE void sums_fetch(const gradients_job &j, warp_sums &to, const codes_place 
             const uint32_t half = i / 2, at = column + half * (DIM / 2), line = eight * 8 + i % 2 * 4 + lane / 8;
             const int32_t *from = j.sums + of.sums_at(s, place.head, row / ROWS, DIM) + at / 64 * TILE_WORDS +
                                   square_at(row % ROWS, at % 64) + i % 2 * 128 + lane * 4;
-            chunk_load(to.at(half, line, lane % 8), from);
+            copy_ahead(to.at(half, line, lane % 8), from);
         }
         row += 8;
         if (row == of.sequence) row = 0, ++s;
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(codes_shape<DIM>::THREADS, codes_shape<DIM>::B
     if (place.head < of.of.heads) { /* the same for a warp */
         warp_sums &sums = reinterpret_cast<warp_sums *>(codes_raw)[threadIdx.x / WARP];
         sums_fetch<DIM>(of, sums, place);
-        chunks_await();
+        copies_wait();
         __syncwarp();
         if (inside) amax = rows_finish<FORMAT, DIM>(j, place, query_rows(of, sums, place), true, scale);
     } else if (inside) {

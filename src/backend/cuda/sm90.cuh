@@ -67,13 +67,6 @@ DEVICE void bytes_load(void *to, const void *from, uint32_t bytes, uint64_t *bar
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-/* Sixteen bytes by this thread, which awaits all of its own at once. */
-DEVICE void chunk_load(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-DEVICE void chunks_await() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
 /* Adds where it goes, in the cache; nothing comes back. */
 DEVICE void pair_add(uint64_t *to, uint64_t value) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
