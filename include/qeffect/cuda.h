@@ -1,5 +1,5 @@
 /* cuda.h - the cuda backend: one Hopper GPU per rank (or one for several), streams, events and CUDA graphs behind the
- * tables of backend.h; cuBLASLt or CUTLASS for products, cuDNN or ours for attention, own fused kernels for
+ * tables of backend.h; cuBLASLt, CUTLASS or ours for products, cuDNN or ours for attention, own fused kernels for
  * the rest. Activations are bf16, operands are FP8 codes by rows and transposed (QE_OPERANDS_CODES).
  *
  * Built only with -DQE_CUDA=ON. Environment: QE_CUDNN names libcudnn.so.9 where the loader does not find it. */

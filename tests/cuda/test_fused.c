@@ -85,7 +85,7 @@ static void one_kernel_has_the_bits_of_the_parts(void) {
     qe_cuda_gemm_destroy(gemm);
 }
 
-/* A row with a NaN, one of zeros, one of the largest codes. */
+/* A row with a NaN, one of zeros, one of the largest codes; gates of some hundreds. */
 static void what_is_no_number_has_the_same_bits_too(void) {
     enum { IN = 1024 };
     const shape of = {256, IN, 256};
@@ -96,6 +96,7 @@ static void what_is_no_number_has_the_same_bits_too(void) {
     memset(codes + IN, 0, IN);
     memset(codes + (size_t)2 * IN, 0x7E, IN);
     expect_equal(gemm, of, change_nothing, &(given){X, codes, sizeof codes});
+    expect_equal(gemm, of, change_nothing, &(given){W_SCALE, &(float){0.07f}, sizeof(float)});
     qe_cuda_gemm_destroy(gemm);
 }
 

@@ -99,6 +99,8 @@ static void what_is_no_number_has_the_same_bits_too(void) {
     for (size_t i = 0; i < GATES; i++) gates[i] = odd[i * 7 % (sizeof odd / sizeof *odd)];
     expect_equal(gemm, of, change_nothing, &(given){DY, codes, sizeof codes});
     expect_equal(gemm, of, change_nothing, &(given){GATE_UP, gates, sizeof gates});
+    for (size_t i = 0; i < GATES; i++) gates[i] = i % 5 == 0 ? 0xFFC1 : 0x3F80; /* no large one beside a NaN */
+    expect_equal(gemm, of, change_nothing, &(given){GATE_UP, gates, sizeof gates});
     qe_cuda_gemm_destroy(gemm);
 }
 

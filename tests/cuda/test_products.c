@@ -14,6 +14,7 @@
 #include "backend/cuda/attention_choice.h"
 #include "backend/cuda/choices.h"
 #include "backend/cuda/fused_choice.h"
+#include "backend/cuda/further.h"
 #include "backend/cuda/input_grad_swiglu.h"
 #include "backend/cuda/linear_swiglu.h"
 #include "backend/cuda/lt.h"
@@ -133,6 +134,43 @@ static void other_words_name_no_product(void **state) {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
         qe_product product;
         assert_int_equal(qe_product_parse(keys[i], &product, NULL), QE_ERROR_FORMAT);
+    }
+}
+
+/* The name of the kernel of ours that takes it; "" where there is none. */
+static void own_name(const char *key, char name[QE_FURTHER_NAME_BYTES]) {
+    qe_algorithm all[QE_FURTHER_CANDIDATES_MAX];
+    qe_product product;
+    assert_int_equal(qe_product_parse(key, &product, NULL), QE_OK);
+    const uint32_t count = qe_further_candidates(&product, all);
+    name[0] = '\0';
+    for (uint32_t i = 0; i < count && strncmp(name, "ours", 4) != 0; ++i) {
+        assert_true(qe_further_owns(&all[i]));
+        qe_further_name(&all[i], name);
+    }
+    if (strncmp(name, "ours", 4) != 0) name[0] = '\0';
+}
+
+static void products_into_bf16_have_a_kernel_of_ours(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *name;
+    } cases[] = {
+        {"linear_input_grad m2048 n4096 k6144 tn e5m2 e4m3 split", "ours 128x128x128 2x1 cooperative"},
+        {"linear_input_grad m16 n16 k16 tn e4m3 e4m3 split", "ours 128x128x128 2x1 cooperative"},
+        {"linear m2048 n4096 k6144 tn e4m3 e4m3 split", "ours 128x128x128 2x1 cooperative"},
+        {"linear m2048 n4096 k4096 tn e4m3 e4m3 fast", "ours 128x256x128 2x1 cooperative"},
+        {"linear m2048 n4096 k4096 tn e4m3 e4m3 fast add", "ours 128x256x128 2x1 cooperative"},
+        {"linear m2048 n4096 k4096 tn e4m3 e4m3 split add", ""},
+        {"linear_input_grad m2048 n4096 k6144 tn e5m2 e4m3 fast", ""},
+        {"linear_weight_grad m4096 n4096 k2048 tn e5m2 e4m3 split add", ""},
+        {"linear m2048 n4096 k4096 tn bf16 bf16 split", ""},
+        {"linear m4294967280 n16 k16 tn e4m3 e4m3 fast", ""}, /* coordinates have a sign */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        char name[QE_FURTHER_NAME_BYTES];
+        own_name(cases[i].key, name);
+        assert_string_equal(name, cases[i].name);
     }
 }
 
@@ -470,6 +508,7 @@ int main(void) {
         cmocka_unit_test(block_codes_are_decoded_into_bf16_first),
         cmocka_unit_test(what_no_matrix_unit_takes_is_refused_in_words),
         cmocka_unit_test(other_words_name_no_product),
+        cmocka_unit_test(products_into_bf16_have_a_kernel_of_ours),
         cmocka_unit_test(a_way_of_two_parts_survives_its_words),
         cmocka_unit_test(a_product_with_rope_has_a_way_of_its_own),
         cmocka_unit_test(other_words_name_no_op_of_two_parts),

@@ -79,11 +79,23 @@ DEVICE float format_max_of(int format) {
     return format == QE_FORMAT_E4M3 ? 448.0f : 57344.0f;
 }
 
+/* The largest magnitudes of eight, each half by itself, with any sign. */
+DEVICE uint32_t largest_bf16_pair(uint4 eight) {
+    return larger_bf16_pair(larger_bf16_pair(eight.x, eight.y), larger_bf16_pair(eight.z, eight.w));
+}
+/* Is sigmoid the same without cutting its exponent, where gates have these magnitudes? A NaN may stand among them: what
+ * is made of it is one anyway. */
+DEVICE bool is_moderate(uint32_t most) {
+    constexpr uint32_t LIMIT = 0x42AEu << 17; /* 87, without a sign */
+    return most << 1 < LIMIT && most << 17 < LIMIT;
+}
+
 /* 1 / (1 + e^-g) within 4 units in the last place. The exponent is cut at 87, where the result is still a normal
  * number. The product g * log2(e) is taken exactly (what its rounding lost is put back to first order), and the table's
  * reciprocal is improved by one step of Newton. */
+template <bool IS_CUT = true>
 DEVICE float sigmoid(float g) {
-    const float x = larger(smaller(-g, 87.0f), -87.0f);
+    const float x = IS_CUT ? larger(smaller(-g, 87.0f), -87.0f) : -g;
     const float exponent = mul(x, 1.44269502f);
     const float lost = fused(x, 1.92596303e-8f, fused(x, 1.44269502f, -exponent));
     const float estimate = power_of_two(exponent);

@@ -179,6 +179,13 @@ DEVICE uint32_t round_bf16_pair(float a, float b) {
     return pair;
 }
 
+/* The larger of two magnitudes in each half, with any sign; a NaN gives way. */
+DEVICE uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+
 DEVICE float shuffle_xor(float value, int mask) {
     return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
 }

@@ -52,20 +52,33 @@ DEVICE uint32_t turned_place(const lane_of_sums &lane, uint32_t column) {
     return own * HALF_ROWS + ((lane.warp ^ lane.pair) << 4) + 8 * (lane.row & 1) + 4 * (lane.row >> 2);
 }
 
-/* Sixteen columns from `column` on. is_inside: they are columns of the result. Returns the amax. */
+/* Of row `row` of a quad, or of the eighth below. */
+template <bool IS_CUT>
+DEVICE void row_make(const quad &of, uint32_t below, float *v) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t gate = of.gate[2 * i + below], up = of.up[2 * i + below];
+        v[2 * i] = swiglu<IS_CUT>(low_bf16(gate), low_bf16(up));
+        v[2 * i + 1] = swiglu<IS_CUT>(high_bf16(gate), high_bf16(up));
+    }
+}
+
+/* Sixteen columns from `column` on. is_inside: they are columns of the result. Returns the amax. Exponents are cut only
+ * where a gate is large. */
 DEVICE float codes_make(const lane_of_sums &lane, const quad &of, uint32_t column, bool is_inside, float scale,
                         float amax, uint8_t *by_rows, uint8_t *turned) {
     uint32_t codes[2], words[2];
+    float values[2][4];
+    if (is_moderate(largest_bf16_pair(make_uint4(of.gate[0], of.gate[1], of.gate[2], of.gate[3]))))
+        row_make<false>(of, 0, values[0]), row_make<false>(of, 1, values[1]);
+    else
+        row_make<true>(of, 0, values[0]), row_make<true>(of, 1, values[1]);
 #pragma unroll
     for (uint32_t below = 0; below < 2; ++below) {
-        float v[4];
+        const float *v = values[below];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {
-            const uint32_t gate = of.gate[2 * i + below], up = of.up[2 * i + below];
-            v[2 * i] = swiglu(low_bf16(gate), low_bf16(up));
-            v[2 * i + 1] = swiglu(high_bf16(gate), high_bf16(up));
-            if (is_inside) amax = larger(larger(amax, magnitude(v[2 * i])), magnitude(v[2 * i + 1]));
-        }
+        for (uint32_t i = 0; i < 4; ++i)
+            if (is_inside) amax = larger(amax, magnitude(v[i]));
         codes[below] = encode4<QE_FORMAT_E4M3>(v, scale);
         uint8_t *at = by_rows + (lane.warp * 16 + lane.row + below * 8) * COLUMNS + column + 2 * lane.pair;
         *reinterpret_cast<uint16_t *>(at) = static_cast<uint16_t>(codes[below]);

@@ -239,8 +239,10 @@ struct rope_source {
     }
 };
 
+/* IS_CUT: gates may be large. */
+template <bool IS_CUT = true>
 DEVICE float swiglu(float gate, float up) {
-    return mul(mul(gate, sigmoid(gate)), up);
+    return mul(mul(gate, sigmoid<IS_CUT>(gate)), up);
 }
 
 struct swiglu_source {

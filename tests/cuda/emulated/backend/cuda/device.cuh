@@ -128,6 +128,11 @@ DEVICE float reciprocal_estimate(float x) {
     return float_of(bits_of(1.0f / x) ^ 1u);
 } /* an estimate, as there */
 
+DEVICE uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
+    const float low = larger(magnitude(float_of(a << 16)), magnitude(float_of(b << 16)));
+    const float high = larger(magnitude(float_of(a & 0xFFFF0000u)), magnitude(float_of(b & 0xFFFF0000u)));
+    return bits_of(high) | bits_of(low) >> 16;
+}
 DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) {
     const uint64_t both = low | static_cast<uint64_t>(high) << 32;
     uint32_t bytes = 0;
