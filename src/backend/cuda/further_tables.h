@@ -11,7 +11,7 @@ extern "C" {
 /* Weight gradients, E5M2 by E4M3 into fp32: partial sums promoted to fp32, and not. */
 extern const qe_further_kernel qe_cutlass_split[], qe_cutlass_fast[];
 extern const uint32_t qe_cutlass_split_count, qe_cutlass_fast_count;
-/* Into bf16: split, of any codes by E4M3; fast, of E4M3. */
+/* Into bf16, split: of E5M2 by E4M3, and of E4M3. */
 extern const qe_further_kernel qe_product_own[];
 extern const uint32_t qe_product_own_count;
 

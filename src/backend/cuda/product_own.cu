@@ -24,66 +24,59 @@ bool map_make(void *encode, const void *at, uint32_t element_bytes, uint32_t row
                              axes, CU_TENSOR_MAP_SWIZZLE_128B, map_out);
 }
 
-template <typename Form>
 bool job_make(void *encode, const qe_product *product, const qe_product_data *data, job *job_out) {
     const uint32_t m = product->m, n = product->n, k = product->k;
     job j = {};
     if (!map_make(encode, data->first, 1, m, k, ROWS, &j.first) ||
-        !map_make(encode, data->second, 1, n, k, Form::COLUMNS / CLUSTER, &j.second) ||
-        !map_make(encode, data->result, 2, m, n, GROUP_ROWS, &j.result) ||
-        (Form::ADDS && !map_make(encode, data->added, 2, m, n, GROUP_ROWS, &j.added)))
+        !map_make(encode, data->second, 1, n, k, COLUMNS / CLUSTER, &j.second) ||
+        !map_make(encode, data->result, 2, m, n, GROUP_ROWS, &j.result))
         return false;
     j.first_scale = data->first_scale, j.second_scale = data->second_scale;
     j.steps = pieces_of(k, TERMS);
-    j.tiles = {pieces_of(m, CLUSTER * ROWS), pieces_of(n, Form::COLUMNS), BAND};
+    j.tiles = {pieces_of(m, CLUSTER * ROWS), pieces_of(n, COLUMNS), BAND};
     *job_out = j;
     return true;
 }
 
 /* Formats, accumulation and how operands lie are compared elsewhere. */
-template <typename Form>
 int takes(const qe_product *product) {
     constexpr uint64_t TILES_MAX = 1u << 30;         /* counted in 32 bits, with room for a stride */
     constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's have a sign */
-    const uint64_t tiles = static_cast<uint64_t>(pieces_of(product->m, ROWS)) * pieces_of(product->n, Form::COLUMNS);
+    const uint64_t tiles = static_cast<uint64_t>(pieces_of(product->m, ROWS)) * pieces_of(product->n, COLUMNS);
     return product->m <= COORDINATE_MAX && product->n <= COORDINATE_MAX && product->k <= COORDINATE_MAX &&
-           tiles <= TILES_MAX && (product->adds != 0) == Form::ADDS;
+           tiles <= TILES_MAX && !product->adds;
 }
 
-template <typename Form>
+template <int FORMAT>
 qe_status prepare(qe_further_device *device) {
     device->encode = tensor_map_encoder_find();
     if (device->encode != nullptr)
-        device->clusters =
-            static_cast<int>(clusters_at_work(kernel<Form>, THREADS, CLUSTER, Form::SHARED_BYTES));
+        device->clusters = static_cast<int>(clusters_at_work(kernel<FORMAT>, THREADS, CLUSTER, SHARED_BYTES));
     return device->clusters > 0 ? QE_OK : QE_ERROR_UNSUPPORTED;
 }
 
-template <typename Form>
+template <int FORMAT>
 qe_status run(const qe_further_device *device, const qe_product *product, const qe_product_data *data,
               cudaStream_t stream) {
     job j;
-    if (!job_make<Form>(device->encode, product, data, &j)) return QE_ERROR_DEVICE;
+    if (!job_make(device->encode, product, data, &j)) return QE_ERROR_DEVICE;
     const uint32_t tiles = j.tiles.down * j.tiles.across, most = static_cast<uint32_t>(device->clusters);
-    return launch(kernel<Form>, dim3((tiles < most ? tiles : most) * CLUSTER), THREADS, CLUSTER, Form::SHARED_BYTES,
-                  stream, j);
+    return launch(kernel<FORMAT>, dim3((tiles < most ? tiles : most) * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream,
+                  j);
 }
 
-template <typename Form>
+template <int FORMAT>
 constexpr qe_further_kernel entry_of() {
-    return {Form::FORMAT, QE_FORMAT_E4M3, QE_FORMAT_BF16, QE_FURTHER_OWN,
-            Form::SPLIT ? QE_ACCUMULATE_SPLIT : QE_ACCUMULATE_FAST, QE_FURTHER_COOPERATIVE,
-            CLUSTER, 1, ROWS, Form::COLUMNS, TERMS, 0, takes<Form>, prepare<Form>, run<Form>};
+    return {FORMAT, QE_FORMAT_E4M3, QE_FORMAT_BF16, QE_FURTHER_OWN, QE_ACCUMULATE_SPLIT, QE_FURTHER_COOPERATIVE,
+            CLUSTER, 1, ROWS, COLUMNS, TERMS, 0, takes, prepare<FORMAT>, run<FORMAT>};
 }
 
 } // namespace
 
 extern "C" {
 const qe_further_kernel qe_product_own[] = {
-    entry_of<form<true, QE_FORMAT_E5M2, false>>(),
-    entry_of<form<true, QE_FORMAT_E4M3, false>>(),
-    entry_of<form<false, QE_FORMAT_E4M3, false>>(),
-    entry_of<form<false, QE_FORMAT_E4M3, true>>(),
+    entry_of<QE_FORMAT_E5M2>(),
+    entry_of<QE_FORMAT_E4M3>(),
 };
 const uint32_t qe_product_own_count = sizeof qe_product_own / sizeof qe_product_own[0];
 }

@@ -1,6 +1,6 @@
 /* product_sums.cuh - how four warps multiply 64 rows of a tile: sums of its stages in registers, and bf16 of them in
- * shared memory. Split accumulation adds each stage's 128 terms, summed by the matrix unit, to fp32 sums; fast is one
- * chain of the matrix unit's additions. Both as cuBLASLt does, bit for bit. */
+ * shared memory. Each stage's 128 terms, summed by the matrix unit, are added to fp32 sums, as cuBLASLt's split
+ * accumulation does, bit for bit. */
 #ifndef QE_CUDA_PRODUCT_SUMS_CUH
 #define QE_CUDA_PRODUCT_SUMS_CUH
 
@@ -32,29 +32,26 @@ struct multiplier {
           begin(operand(m_.stage(0) + group_ * GROUP_ROWS * TERMS)), next(begin),
           behind(address_at(m_.empty(0), lane_ % CLUSTER)), last(behind + 8 * (Ring::COUNT - 1)) {}
 
-    METHOD void multiply(sums &part, bool adds) {
+    METHOD void multiply(sums &part) {
         barrier_wait(m.full(ahead.stage), ahead.parity);
         const uint64_t first = next, second = first + apart;
         mma_fence();
 #pragma unroll
         for (uint32_t k = 0; k < TERMS / 32; ++k)
             if constexpr (FORMAT == QE_FORMAT_E5M2)
-                mma_e5m2_e4m3(part, first + 2 * k, second + 2 * k, adds || k > 0);
+                mma_e5m2_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
             else
-                mma_e4m3(part, first + 2 * k, second + 2 * k, adds || k > 0);
+                mma_e4m3(part, first + 2 * k, second + 2 * k, k > 0);
         mma_commit();
         ahead.next();
         next = ahead.stage == 0 ? begin : next + Ring::BYTES / 16;
     }
 
-    /* What was multiplied first: its stage is free. */
-    METHOD void release() {
-        if (lane < CLUSTER) barrier_arrive_there(behind);
-        behind = behind == last ? last - 8 * (Ring::COUNT - 1) : behind + 8;
-    }
+    /* What was multiplied: its stage is free, and it is added to the fp32 sums. */
     METHOD void take(sums &total, sums &part) {
         registers_pin(part);
-        release();
+        if (lane < CLUSTER) barrier_arrive_there(behind);
+        behind = behind == last ? last - 8 * (Ring::COUNT - 1) : behind + 8;
 #pragma unroll
         for (uint32_t i = 0; i < COUNT; ++i) total[i] = add(total[i], part[i]);
     }
@@ -64,7 +61,7 @@ struct multiplier {
 #pragma unroll 1
         for (uint32_t step = 0; step < steps; ++step) {
             registers_pin(part);
-            multiply(part, false);
+            multiply(part);
             mma_wait<0>();
             take(total, part);
         }
@@ -74,10 +71,10 @@ struct multiplier {
         float part[2][COUNT];
 #pragma unroll 1
         for (uint32_t step = 0; step < steps; step += BATCH) {
-            multiply(part[0], false);
+            multiply(part[0]);
 #pragma unroll
             for (uint32_t i = 1; i < BATCH; ++i) {
-                multiply(part[i % 2], false);
+                multiply(part[i % 2]);
                 mma_wait<1>();
                 take(total, part[(i + 1) % 2]);
             }
@@ -85,33 +82,18 @@ struct multiplier {
             take(total, part[1]);
         }
     }
-    METHOD void stages_chain(sums &total, uint32_t steps) {
-#pragma unroll 1
-        for (uint32_t step = 0; step < steps; ++step) {
-            multiply(total, step > 0);
-            if (step == 0) continue;
-            mma_wait<1>();
-            release();
-        }
-        mma_wait<0>();
-        registers_pin(total);
-        release();
-    }
 
-    /* Where this lane's row of sixteen columns lies, of strips that begin at `strips`. */
-    METHOD uint32_t square_place(uint32_t strips, uint32_t sixteen) const {
-        const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16, turned = lane / 16 ^ lane % 8;
-        return strips + row * LAID_ROW_BYTES + sixteen / 4 * LAID_BYTES + ((turned ^ 2 * (sixteen % 4)) << 4);
-    }
-    /* Rounds sums to bf16, strip by strip. */
+    /* Rounds sums to bf16, strip by strip, from `strips` on. */
     METHOD void lay(const sums &total, float alpha, uint32_t strips) const {
+        const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16;
+        const uint32_t row_at = strips + row * LAID_ROW_BYTES, turned = lane / 16 ^ lane % 8;
 #pragma unroll
         for (uint32_t n = 0; n < COLUMNS / 16; ++n) {
             uint32_t pairs[4];
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i)
                 pairs[i] = round_bf16_pair(mul(total[n * 8 + 2 * i], alpha), mul(total[n * 8 + 2 * i + 1], alpha));
-            squares_store(square_place(strips, n), pairs);
+            squares_store(row_at + n / 4 * LAID_BYTES + ((turned ^ 2 * (n % 4)) << 4), pairs);
         }
     }
 };
