@@ -1,11 +1,11 @@
-/* test_product_own.c - products of codes into bf16 by kernels of ours: the bits of cuBLASLt's, in every shape; a file's
- * word for one is honoured, and for one that is not there refused.
+/* test_product_own.c - products of codes by kernels of ours: the bits of cuBLASLt's, in every shape, weight gradients
+ * added and put there; a file's word for one is honoured, and for one that is not there refused.
  *
  *   test_product_own   exit status 0, 1 when something does not hold, 77 where there is no GPU */
 #include "backend/cuda/algorithm.h"
 #include "fused_check.h"
 
-enum { FIRST, FIRST_SCALE, SECOND, SECOND_SCALE, ADDED, RESULT, PLACES };
+enum { FIRST, FIRST_SCALE, SECOND, SECOND_SCALE, RESULT, PLACES };
 
 /* [rows, terms] by [columns, terms]' */
 typedef struct shape {
@@ -16,16 +16,19 @@ typedef struct form {
     qe_op_kind kind;
     qe_format format; /* of the first operand */
     uint8_t accumulation;
-    int adds;
+    int adds; /* a weight gradient: to what lies there */
 } form;
 
+static int is_in_place(form as) { return as.kind == QE_OP_LINEAR_WEIGHT_GRAD; }
+
 static memory memory_of(shape of, form as) {
-    const size_t rows = of.rows, columns = of.columns, terms = of.terms, bytes = rows * columns * 2;
-    const size_t places[PLACES] = {rows * terms, 4, columns * terms, 4, bytes, bytes};
+    const size_t rows = of.rows, columns = of.columns, terms = of.terms;
+    const size_t bytes = rows * columns * (is_in_place(as) ? 4 : 2);
+    const size_t places[PLACES] = {rows * terms, 4, columns * terms, 4, bytes};
     const memory m = memory_place(places, PLACES);
     put_random(&m, FIRST, as.format, rows * terms, 1);
     put_random(&m, SECOND, QE_FORMAT_E4M3, columns * terms, 2);
-    put_random(&m, ADDED, QE_FORMAT_BF16, rows * columns, 3);
+    if (is_in_place(as)) put_random(&m, RESULT, QE_FORMAT_FP32, rows * columns, 3);
     put_float(&m, FIRST_SCALE, 0.0171f);
     put_float(&m, SECOND_SCALE, 0.0007f);
     return m;
@@ -33,11 +36,16 @@ static memory memory_of(shape of, form as) {
 
 static qe_op op_of(const memory *m, shape of, form as) {
     qe_op op = {.kind = as.kind};
-    if (as.kind == QE_OP_LINEAR)
+    if (is_in_place(as))
+        op.args.linear_weight_grad =
+            (qe_args_linear_weight_grad){.dy = codes_at(m, FIRST, as.format, of.terms, of.rows, 1),
+                                         .x = codes_at(m, SECOND, QE_FORMAT_E4M3, of.terms, of.columns, 1),
+                                         .grad = (float *)m->at[RESULT], .rows = of.terms, .in = of.columns,
+                                         .out = of.rows, .set = !as.adds, .accumulation = as.accumulation};
+    else if (as.kind == QE_OP_LINEAR)
         op.args.linear = (qe_args_linear){.x = codes_at(m, FIRST, as.format, of.rows, of.terms, 0),
                                           .w = codes_at(m, SECOND, QE_FORMAT_E4M3, of.columns, of.terms, 0),
-                                          .y = m->at[RESULT], .residual = as.adds ? m->at[ADDED] : NULL,
-                                          .rows = of.rows, .in = of.terms, .out = of.columns,
+                                          .y = m->at[RESULT], .rows = of.rows, .in = of.terms, .out = of.columns,
                                           .accumulation = as.accumulation};
     else
         op.args.linear_input_grad =
@@ -96,7 +104,10 @@ static void expect_equal(shape of, form as, const given *what) {
 
 static const form FORMS[] = {{QE_OP_LINEAR_INPUT_GRAD, QE_FORMAT_E5M2, QE_ACCUMULATE_SPLIT, 0},
                              {QE_OP_LINEAR_INPUT_GRAD, QE_FORMAT_E4M3, QE_ACCUMULATE_SPLIT, 0},
-                             {QE_OP_LINEAR, QE_FORMAT_E4M3, QE_ACCUMULATE_SPLIT, 0}};
+                             {QE_OP_LINEAR, QE_FORMAT_E4M3, QE_ACCUMULATE_SPLIT, 0},
+                             {QE_OP_LINEAR_WEIGHT_GRAD, QE_FORMAT_E5M2, QE_ACCUMULATE_SPLIT, 1},
+                             {QE_OP_LINEAR_WEIGHT_GRAD, QE_FORMAT_E5M2, QE_ACCUMULATE_SPLIT, 0},
+                             {QE_OP_LINEAR_WEIGHT_GRAD, QE_FORMAT_E4M3, QE_ACCUMULATE_SPLIT, 1}};
 enum { FORM_COUNT = sizeof FORMS / sizeof FORMS[0] };
 
 /* Whole tiles and such that are cut at every edge; few tiles and several for a block; whole batches and others. */
@@ -107,9 +118,12 @@ static void the_bits_are_cublaslts(void) {
         for (int as = 0; as < FORM_COUNT; as++) expect_equal(shapes[i], FORMS[as], NULL);
 }
 
-/* A row with a NaN, one of zeros, one of the largest codes. */
+/* A row with a NaN, one of zeros, one of the largest codes; NaN, infinities, zeros of both signs and denormals that are
+ * added. */
 static void what_is_no_number_has_the_same_bits_too(void) {
     enum { TERMS = 1024 };
+    static const uint32_t odd[] = {0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFC12345, 0x00000000,
+                                   0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x00000001, 0x807FFFFF, 0x00800000};
     const shape of = {256, 256, TERMS};
     unsigned char codes[3 * TERMS];
     memset(codes, 0x38, TERMS);
@@ -118,6 +132,7 @@ static void what_is_no_number_has_the_same_bits_too(void) {
     for (int as = 0; as < FORM_COUNT; as++) {
         memset(codes + (size_t)2 * TERMS, FORMS[as].format == QE_FORMAT_E4M3 ? 0x7E : 0x7B, TERMS);
         expect_equal(of, FORMS[as], &(given){FIRST, codes, sizeof codes});
+        if (FORMS[as].adds) expect_equal(of, FORMS[as], &(given){RESULT, odd, sizeof odd});
     }
 }
 

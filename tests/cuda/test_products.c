@@ -151,7 +151,7 @@ static void own_name(const char *key, char name[QE_FURTHER_NAME_BYTES]) {
     if (strncmp(name, "ours", 4) != 0) name[0] = '\0';
 }
 
-static void products_into_bf16_have_a_kernel_of_ours(void **state) {
+static void split_products_of_codes_have_a_kernel_of_ours(void **state) {
     (void)state;
     static const struct {
         const char *key, *name;
@@ -162,7 +162,9 @@ static void products_into_bf16_have_a_kernel_of_ours(void **state) {
         {"linear m2048 n4096 k4096 tn e4m3 e4m3 fast", ""},
         {"linear m2048 n4096 k4096 tn e4m3 e4m3 split add", ""},
         {"linear_input_grad m2048 n4096 k6144 tn e5m2 e4m3 fast", ""},
-        {"linear_weight_grad m4096 n4096 k2048 tn e5m2 e4m3 split add", ""},
+        {"linear_weight_grad m4096 n4096 k2048 tn e5m2 e4m3 split add", "ours 128x128x128 2x1 cooperative"},
+        {"linear_weight_grad m16 n16 k16 tn e4m3 e4m3 split add", "ours 128x128x128 2x1 cooperative"},
+        {"linear_weight_grad m4096 n4096 k2048 tn e5m2 e4m3 fast add", ""},
         {"linear m2048 n4096 k4096 tn bf16 bf16 split", ""},
         {"linear m4294967280 n16 k16 tn e4m3 e4m3 split", ""}, /* coordinates have a sign */
     };
@@ -507,7 +509,7 @@ int main(void) {
         cmocka_unit_test(block_codes_are_decoded_into_bf16_first),
         cmocka_unit_test(what_no_matrix_unit_takes_is_refused_in_words),
         cmocka_unit_test(other_words_name_no_product),
-        cmocka_unit_test(products_into_bf16_have_a_kernel_of_ours),
+        cmocka_unit_test(split_products_of_codes_have_a_kernel_of_ours),
         cmocka_unit_test(a_way_of_two_parts_survives_its_words),
         cmocka_unit_test(a_product_with_rope_has_a_way_of_its_own),
         cmocka_unit_test(other_words_name_no_op_of_two_parts),

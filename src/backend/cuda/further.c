@@ -17,13 +17,13 @@ static const qe_further_kernel *const TABLES[] = {
 #ifdef QE_CUTLASS
     qe_cutlass_split, qe_cutlass_fast,
 #endif
-    qe_product_own,
+    qe_product_own, qe_weight_grad_own,
 };
 static const uint32_t *const TABLE_COUNTS[] = {
 #ifdef QE_CUTLASS
     &qe_cutlass_split_count, &qe_cutlass_fast_count,
 #endif
-    &qe_product_own_count,
+    &qe_product_own_count, &qe_weight_grad_own_count,
 };
 enum { TABLE_COUNT = sizeof TABLES / sizeof TABLES[0] };
 

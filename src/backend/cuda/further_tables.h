@@ -14,6 +14,9 @@ extern const uint32_t qe_cutlass_split_count, qe_cutlass_fast_count;
 /* Into bf16, split: of E5M2 by E4M3, and of E4M3. */
 extern const qe_further_kernel qe_product_own[];
 extern const uint32_t qe_product_own_count;
+/* Weight gradients, split, of any codes by E4M3 into fp32. */
+extern const qe_further_kernel qe_weight_grad_own[];
+extern const uint32_t qe_weight_grad_own_count;
 
 #ifdef __cplusplus
 }

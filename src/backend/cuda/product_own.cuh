@@ -91,10 +91,7 @@ struct math : multiplier<memory, COLUMNS, FORMAT> {
         const float alpha = mul(*j.first_scale, *j.second_scale);
         for (walk at(j.tiles); !at.is_over(); at.next()) {
             float total[sum::COUNT];
-#pragma unroll
-            for (uint32_t i = 0; i < sum::COUNT; ++i) total[i] = 0.0f;
-            sum::stages_sum_overlapped(total, j.steps / BATCH * BATCH);
-            sum::stages_sum(total, j.steps % BATCH);
+            sum::tile_sum(total, j.steps);
             write(j, at.here(), total, alpha);
         }
         if (sends) stores_wait();

@@ -83,6 +83,14 @@ struct multiplier {
         }
     }
 
+    /* A tile's. */
+    METHOD void tile_sum(sums &total, uint32_t steps) {
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT; ++i) total[i] = 0.0f;
+        stages_sum_overlapped(total, steps / BATCH * BATCH);
+        stages_sum(total, steps % BATCH);
+    }
+
     /* Rounds sums to bf16, strip by strip, from `strips` on. */
     METHOD void lay(const sums &total, float alpha, uint32_t strips) const {
         const uint32_t row = threadIdx.x / WARP % GROUP_WARPS * 16 + lane % 16;

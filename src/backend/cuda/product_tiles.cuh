@@ -26,6 +26,10 @@ struct place {
 struct tiling {
     uint32_t down, across, band;
 };
+/* One of them, counted from the first. */
+struct cell {
+    uint32_t over, along; /* down, across */
+};
 
 /* Where a block is in its work, of tiles so many columns wide. every, first: it takes every n-th of its tiles. */
 template <uint32_t COLUMNS>
@@ -41,10 +45,14 @@ struct walk {
     METHOD void next() {
         index += stride;
     }
-    METHOD place here() const {
+    METHOD cell cell_here() const {
         const uint32_t panel = index / (of.band * of.across), within = index % (of.band * of.across);
         const uint32_t left = of.down - panel * of.band, high = left < of.band ? left : of.band;
-        return place{((panel * of.band + within % high) * CLUSTER + cluster_rank()) * ROWS, within / high * COLUMNS};
+        return cell{panel * of.band + within % high, within / high};
+    }
+    METHOD place here() const {
+        const cell at = cell_here();
+        return place{(at.over * CLUSTER + cluster_rank()) * ROWS, at.along * COLUMNS};
     }
 };
 
@@ -93,11 +101,14 @@ struct ring {
             barrier_init(empty(i), CLUSTER * groups * GROUP_WARPS);
         }
     }
+    struct nothing {
+        METHOD void operator()(uint32_t) const {}
+    };
     /* By one thread: a tile's stages. row: of the first operand; second_row: of the half that this block brings both;
-     * SECOND_BYTES of it in a stage. */
-    template <uint32_t SECOND_BYTES>
+     * SECOND_BYTES of it in a stage. besides(step): what else is asked for with each. */
+    template <uint32_t SECOND_BYTES, typename Besides = nothing>
     METHOD void load(const CUtensorMap *first, const CUtensorMap *second, uint32_t row, uint32_t second_row,
-                     uint32_t steps, turn &t) const {
+                     uint32_t steps, turn &t, Besides besides = nothing()) const {
         const uint32_t second_at = ROWS * TERMS + cluster_rank() * SECOND_BYTES;
 #pragma unroll 1
         for (uint32_t step = 0; step < steps; ++step, t.next()) {
@@ -106,6 +117,7 @@ struct ring {
             barrier_expect(barrier, STAGE_BYTES);
             box_load(to, first, step * TERMS, row, barrier);
             box_load_many(to + second_at, second, step * TERMS, second_row, barrier, (1 << CLUSTER) - 1);
+            besides(step);
         }
     }
 };

@@ -175,6 +175,9 @@ DEVICE void squares_load(uint32_t at, uint32_t *pairs) {
                  : "r"(at)
                  : "memory");
 }
+DEVICE void pair_store(uint32_t at, float low, float high) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(low), "f"(high) : "memory");
+}
 /* Stays where it is among loads. */
 DEVICE float2 pair_load(uint32_t at) {
     float2 v;

@@ -87,6 +87,18 @@ DEVICE void box_store(const CUtensorMap *map, uint32_t from, uint32_t column, ui
                  "r"(column), "r"(plane), "r"(row), "r"(from)
                  : "memory");
 }
+/* Adds fp32 to what lies there: the cache does. */
+DEVICE void box_add(const CUtensorMap *map, uint32_t from, uint32_t column, uint32_t row) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%1, %2}], [%3];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(from)
+                 : "memory");
+}
+/* Into the second cache only. */
+DEVICE void box_ahead(const CUtensorMap *map, uint32_t column, uint32_t row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+                 : "memory");
+}
 /* What this thread stored until here is one group of stores. */
 DEVICE void stores_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
