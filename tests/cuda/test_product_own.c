@@ -16,7 +16,7 @@ typedef struct form {
     qe_op_kind kind;
     qe_format format; /* of the first operand */
     uint8_t accumulation;
-    int adds; /* a weight gradient: to what lies there */
+    int adds; /* to what lies there */
 } form;
 
 static int is_in_place(form as) { return as.kind == QE_OP_LINEAR_WEIGHT_GRAD; }
@@ -45,7 +45,8 @@ static qe_op op_of(const memory *m, shape of, form as) {
     else if (as.kind == QE_OP_LINEAR)
         op.args.linear = (qe_args_linear){.x = codes_at(m, FIRST, as.format, of.rows, of.terms, 0),
                                           .w = codes_at(m, SECOND, QE_FORMAT_E4M3, of.columns, of.terms, 0),
-                                          .y = m->at[RESULT], .rows = of.rows, .in = of.terms, .out = of.columns,
+                                          .y = m->at[RESULT], .residual = as.adds ? m->at[RESULT] : NULL,
+                                          .rows = of.rows, .in = of.terms, .out = of.columns,
                                           .accumulation = as.accumulation};
     else
         op.args.linear_input_grad =
