@@ -113,8 +113,8 @@ qe_status qe_bench_layer_ops(qe_layer *layer, qe_bench_layer *out, qe_error *err
 /* Host time of a launch, while the device is busy behind: single launches, because one in a while is disturbed. Each
  * graph is under way once, because a full queue would make the host wait; the first of a round, which wakes an idle
  * chip, is not counted. */
-static qe_status time_host(qe_layer *layer, double *launch_us_out, qe_error *error_out) {
-    enum { ROUNDS = 16 };
+static qe_status time_host(qe_layer *layer, qe_bench_layer *out, qe_error *error_out) {
+    enum { ROUNDS = 64 }; /* what else the host does comes and goes for milliseconds */
     double samples[QE_LAYER_SETS_MAX * ROUNDS];
     uint32_t sets = layer->options.sets, count = 0;
     for (uint32_t i = 0; i < sets * ROUNDS; i++) {
@@ -123,7 +123,9 @@ static qe_status time_host(qe_layer *layer, double *launch_us_out, qe_error *err
         if (i % sets != 0 || sets == 1) samples[count++] = qe_bench_now() - begin;
         if (i % sets == sets - 1) QE_TRY(qe_layer_sync(layer, error_out));
     }
-    *launch_us_out = 1e6 * qe_bench_median(samples, count);
+    out->launch_us = 1e6 * qe_bench_median(samples, count); /* sorts */
+    out->launch_low_us = 1e6 * samples[count / 4];
+    out->launch_high_us = 1e6 * samples[count - 1 - count / 4];
     return QE_OK;
 }
 
@@ -248,7 +250,7 @@ qe_status qe_bench_layer_measure(qe_layer *layer, double seconds, int with_eager
     out->graph_bytes = layer->graph_bytes / layer->options.sets;
     /* Before the long run, which leaves the chip at a lower clock: guards are latency alone. */
     QE_TRY(time_guards(layer, &out->guards_us, error_out));
-    QE_TRY(time_host(layer, &out->launch_us, error_out));
+    QE_TRY(time_host(layer, out, error_out));
     QE_TRY(qe_bench_sustained(layer, qe_layer_launch, seconds, &out->captured, error_out));
     return with_eager ? qe_bench_sustained(layer, qe_layer_submit, seconds, &out->eager, error_out) : QE_OK;
 }

@@ -22,8 +22,8 @@ typedef struct qe_bench_op {
 
 typedef struct qe_bench_layer {
     qe_bench_figure captured, eager;
-    double launch_us;  /* host time of a replay */
-    double guards_us;  /* both */
+    double launch_us, launch_low_us, launch_high_us; /* host time of a replay: median and quartiles */
+    double guards_us;                                /* both */
     double capture_s;
     uint64_t graph_bytes; /* of one set's graph, as far as free memory shows it */
     qe_bench_op ops[QE_LAYER_OPS_MAX];

@@ -81,6 +81,8 @@ static json_t *row_json(const row *r) {
     json_object_set_new(document, "product_flops_per_s", json_real(r->ceilings.product_flops));
     json_object_set_new(document, "copy_bytes_per_s", json_real(r->ceilings.copy_bytes));
     json_object_set_new(document, "launch_us", json_real(r->exact.launch_us));
+    json_object_set_new(document, "launch_low_us", json_real(r->exact.launch_low_us));
+    json_object_set_new(document, "launch_high_us", json_real(r->exact.launch_high_us));
     json_object_set_new(document, "guards_us", json_real(r->exact.guards_us));
     json_object_set_new(document, "capture_s", json_real(r->exact.capture_s));
     json_object_set_new(document, "graph_bytes", json_integer((json_int_t)r->exact.graph_bytes));
@@ -114,8 +116,9 @@ static void print_row(const row *r) {
            r->loose.captured.median_ms);
     printf("  floor     %9.4f ms   product %.1f TFLOP/s, copy %.2f TB/s\n", r->floor_ms,
            1e-12 * r->ceilings.product_flops, 1e-12 * r->ceilings.copy_bytes);
-    printf("  replay %.2f us of host time, both guards %.2f us, capture %.3f s, graph %.1f KiB\n", e->launch_us,
-           e->guards_us, e->capture_s, (double)e->graph_bytes / 1024);
+    printf("  replay %.2f us of host time (%.2f to %.2f), both guards %.2f us, capture %.3f s, graph %.1f KiB\n",
+           e->launch_us, e->launch_low_us, e->launch_high_us, e->guards_us, e->capture_s,
+           (double)e->graph_bytes / 1024);
     print_ops(e);
 }
 
