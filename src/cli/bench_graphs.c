@@ -6,7 +6,7 @@
 #include "qeffect/host.h"
 
 enum {
-    OPS = 27, /* a forward of two decoder layers with its ends */
+    OPS = 27, /* a forward of two decoder layers with its ends, an op of two parts counted as two */
     WORDS = 24, /* slots, weights, scales and cache keys at the head, and again at the tail */
     LAUNCHES = 64, /* in a row, before the stream is waited for: the ring never fills */
     ROUNDS = 101,

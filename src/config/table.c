@@ -81,8 +81,8 @@ static const qe_settings_row rows[] = {
      .initial = "256", .help = "Validation windows of one evaluation, from the first; 0: all, as after the last step."},
 
     {.key = "train.algorithms", AT(train.algorithms), TEXT, .initial = "\"\"",
-     .help = "Device: file of chosen algorithms, honoured or refused; made by timing all where it is not there; empty: "
-             "nothing is timed, and products take the library's first choice."},
+     .help = "Device: file of choices (docs/device.md), honoured or refused; made by timing all where it is not there; "
+             "empty: nothing is timed, and products take the library's first choice."},
     {.key = "train.deterministic", AT(train.deterministic), BOOLEAN, .initial = "true",
      .help = "Device: attention's backward has the same bits each time; false: sums in any order may be taken."},
     {.key = "train.nvtx", AT(train.nvtx), BOOLEAN, .initial = "false",

@@ -1,6 +1,6 @@
 /* further.h - candidates for 8-bit products beside cuBLASLt's: persistent kernels made of CUTLASS's templates, which a
- * build has that found its headers, and ours (product_own.cuh). Nothing is split along k and tiles are dealt out
- * beforehand: bits depend on the shape alone.
+ * build has that found its headers, and ours (product_own.cuh, weight_grad.cuh). Nothing is split along k and tiles are
+ * dealt out beforehand: bits depend on the shape alone.
  * Thread: one at a time per object. */
 #ifndef QE_CUDA_FURTHER_H
 #define QE_CUDA_FURTHER_H
