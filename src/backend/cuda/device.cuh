@@ -210,7 +210,7 @@ DEVICE void block_barrier() {
 /* Memory that the threads of a block share: one object per type and kernel. */
 template <typename T>
 static __device__ __forceinline__ T &shared_object() {
-    __shared__ T object;
+    __shared__ __align__(16) T object; /* words may be read by fours */
     return object;
 }
 /* The same for more than 48 KiB, sized at the launch: one object per kernel. */

@@ -62,14 +62,19 @@ struct keeps_key<weight_source> {
     static constexpr bool value = true;
 };
 
-/* A fill behind a commit has nothing left to do but to record the amax. */
+/* A fill behind a commit has nothing left to do but to record the amax. One thread looks for its block: the words of
+ * the seal are one place in memory for all. First thing in the kernel. */
 template <typename Source>
 static METHOD bool is_filled(const tensor_words &words, int32_t *record) {
-    int32_t amax = 0;
     if constexpr (!keeps_key<Source>::value) return false;
-    if (!is_sealed(words, &amax)) return false;
-    if (record && is_first_block() && threadIdx.x == 0) raise_word(record, amax);
-    return true;
+    uint32_t &is_done = shared_object<uint32_t>();
+    if (threadIdx.x == 0) {
+        int32_t amax = 0;
+        is_done = is_sealed(words, &amax);
+        if (is_done && record && is_first_block()) raise_word(record, amax);
+    }
+    block_barrier();
+    return is_done != 0;
 }
 
 /* All lanes of the warp call it. `seen` is what the word held a while ago: it only rises, so what is not above it needs

@@ -243,7 +243,7 @@ static double weight_make(place *p, sizes s, qe_op *op) {
         .target = target_take(p, QE_RECIPE_DELAYED, QE_FORMAT_E4M3, s.a, s.b),
         .weight_witness = take(p, sizeof(uint64_t), ZERO),
         .scale_epoch = take(p, sizeof(uint64_t), ZERO),
-        .key = take(p, 2 * sizeof(uint64_t), ZERO),
+        .key = take(p, QE_KEY_WORDS * sizeof(uint64_t), ZERO),
     };
     return 6.0 * s.a * s.b;
 }
