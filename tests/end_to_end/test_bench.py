@@ -17,6 +17,12 @@ class Bench(Case):
             self.assertNotIn("trap_over_off", told["step_time_ratios"])
             self.assertEqual({row["contracts"] for row in told["step_times"]}, {contracts, "off"})
 
+    def test_a_layer_without_a_shape_is_one_that_the_host_can_do(self):
+        (layer,) = self.document("bench", "layer", "--seconds", "1")["layers"]
+        self.assertEqual((layer["shape"], layer["tokens"]), ("tiny", 64))
+        self.assertLessEqual(layer["launch_low_us"], layer["launch_us"])
+        self.assertLessEqual(layer["launch_us"], layer["launch_high_us"])
+
     def test_one_run_tells_steps_ratios_contracts_kernels_and_memory(self):
         self.write_tiny()
         told = self.document("bench", "tiny.yaml", *SHORT)
