@@ -2,8 +2,8 @@
 #include "backend/cuda/input_grad_swiglu.h"
 
 #include "backend/cuda/input_grad_swiglu.cuh"
+#include "backend/cuda/product_launch.cuh"
 #include "backend/cuda/sink.cuh"
-#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -55,8 +55,7 @@ template <way WAY, int FORMAT>
 qe_status run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.tiles.down * j.tiles.across, clusters = tiles < own->clusters ? tiles : own->clusters;
-    return launch(kernel<WAY, FORMAT>, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
+    return tiles_launch(kernel<WAY, FORMAT>, j, THREADS, SHARED_BYTES, own->clusters, stream);
 }
 
 template <int FORMAT>
@@ -67,11 +66,6 @@ qe_status format_run(const qe_input_grad_swiglu *own, const qe_args_linear_input
 }
 
 /* --- what fits --------------------------------------------------------------------------------------------------- */
-
-bool is_code(const qe_qtensor &tensor, bool is_transposed) {
-    return tensor.blocking == QE_BLOCKING_TENSOR && (tensor.transposed != 0) == is_transposed &&
-           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
-}
 
 /* What is written while dy, the weights, gate and up are still read lies elsewhere. */
 bool lies_apart(const qe_args_linear_input_grad *a, const qe_qtensor &written) {
@@ -108,12 +102,9 @@ qe_status qe_input_grad_swiglu_open(qe_input_grad_swiglu *own_out) {
 }
 
 int qe_input_grad_swiglu_fits(const qe_args_linear_input_grad *a) {
-    constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
-    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's have a sign */
     if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
-    if (a->rows > COORDINATE_MAX || a->in > COORDINATE_MAX / 2 || a->out > COORDINATE_MAX) return 0;
+    if (a->in > COORDINATE_MAX / 2 || !is_in_reach(a->rows, a->in, a->out, STRIP)) return 0;
     if (a->rows % UNIT_ROWS || a->in % STRIP || a->out % TERMS) return 0;
-    if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->in, STRIP) > TILES_MAX) return 0;
     if (a->dy.format != QE_FORMAT_E4M3 && a->dy.format != QE_FORMAT_E5M2) return 0;
     if (a->w.format != QE_FORMAT_E4M3 || a->accumulation != QE_ACCUMULATE_SPLIT) return 0;
     return is_code(a->dy, false) && is_code(a->w, true) && a->gate_up != nullptr && is_aligned(a->gate_up) &&

@@ -86,17 +86,13 @@ struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
 };
 
 DEVICE void barriers_begin(const memory &m) {
-    if (threadIdx.x == 0) {
-        m.begin(GROUPS);
+    m.begin(GROUPS, [m] {
         for (uint32_t i = 0; i < GROUPS; ++i) {
             barrier_init(m.filled(i), GROUP_WARPS);
             barrier_init(m.drained(i), HALF_FINISHERS);
         }
         for (uint32_t i = 0; i < 2 * FINISHERS; ++i) barrier_init(m.brought(0, i), 1);
-        barriers_publish();
-    }
-    block_barrier();
-    cluster_sync();
+    });
 }
 
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */

@@ -1,10 +1,9 @@
 /* linear_rope.cu - see linear_rope.h and README.md. */
 #include "backend/cuda/linear_rope.h"
 
-#include "backend/cuda/launch.cuh"
 #include "backend/cuda/linear_rope.cuh"
+#include "backend/cuda/product_launch.cuh"
 #include "backend/cuda/sink.cuh"
-#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -46,11 +45,6 @@ bool job_make(const qe_linear_rope *own, const qe_args_linear_rope *a, job *job_
     return true;
 }
 
-bool is_code(const qe_qtensor &tensor) {
-    return tensor.format == QE_FORMAT_E4M3 && tensor.blocking == QE_BLOCKING_TENSOR && !tensor.transposed &&
-           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
-}
-
 bool is_half(uint32_t half) {
     return half >= HALF_MIN && half <= HALF_MAX && (half & (half - 1)) == 0;
 }
@@ -68,34 +62,23 @@ bool lies_apart(const qe_args_linear_rope *a) {
 } // namespace
 
 qe_status qe_linear_rope_open(qe_linear_rope *own_out) {
-    void *encode = tensor_map_encoder_find();
-    const uint32_t clusters = encode == nullptr ? 0 : clusters_at_work(kernel, THREADS, CLUSTER, SHARED_BYTES);
-    if (clusters == 0) {
-        (void)cudaGetLastError();
-        return QE_ERROR_UNSUPPORTED;
-    }
-    own_out->encode = encode;
-    own_out->clusters = clusters;
-    return QE_OK;
+    return kernel_open(kernel, THREADS, SHARED_BYTES, own_out);
 }
 
 int qe_linear_rope_fits(const qe_args_linear_rope *a) {
-    constexpr uint64_t TILES_MAX = 1u << 30;         /* counted in 32 bits, with room for a stride */
-    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's coordinates have a sign */
-    if (a->rows == 0 || a->rows > COORDINATE_MAX || a->in > COORDINATE_MAX) return 0;
-    if (a->sequence == 0 || a->in < IN_MIN || a->in % TERMS || a->head_dim % 2 || !is_half(a->head_dim / 2)) return 0;
+    if (a->rows == 0 || a->sequence == 0) return 0;
+    if (a->in < IN_MIN || a->in % TERMS || a->head_dim % 2 || !is_half(a->head_dim / 2)) return 0;
     if (a->heads > COORDINATE_MAX || a->kv_heads > COORDINATE_MAX) return 0;
     const uint64_t columns = columns_of(a);
-    if (columns == 0 || columns > COORDINATE_MAX) return 0;
-    if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(columns / 2, PAIRS) > TILES_MAX) return 0;
+    if (columns == 0 || columns > COORDINATE_MAX || !is_in_reach(a->rows, columns / 2, a->in, PAIRS)) return 0;
+    if (a->x.format != QE_FORMAT_E4M3 || a->w.format != QE_FORMAT_E4M3) return 0;
     if (a->accumulation != QE_ACCUMULATE_FAST) return 0;
-    return is_code(a->x) && is_code(a->w) && is_aligned(a->y) && is_aligned(a->cosine) && is_aligned(a->sine) &&
-           lies_apart(a);
+    return is_code(a->x, false) && is_code(a->w, false) && is_aligned(a->y) && is_aligned(a->cosine) &&
+           is_aligned(a->sine) && lies_apart(a);
 }
 
 qe_status qe_linear_rope_run(const qe_linear_rope *own, const qe_args_linear_rope *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.tiles.down * j.tiles.across, clusters = tiles < own->clusters ? tiles : own->clusters;
-    return launch(kernel, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
+    return tiles_launch(kernel, j, THREADS, SHARED_BYTES, own->clusters, stream);
 }

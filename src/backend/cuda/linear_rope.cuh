@@ -55,15 +55,6 @@ DEVICE uint32_t column_of(const job &j, uint32_t pair) {
     return pair + pair / j.half * j.half;
 }
 
-DEVICE void barriers_begin(const memory &m) {
-    if (threadIdx.x == 0) {
-        m.begin(GROUPS);
-        barriers_publish();
-    }
-    block_barrier();
-    cluster_sync();
-}
-
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */
 
 DEVICE void stage_load(const job &j, const memory &m, const turn &t, uint32_t term, uint32_t row,
@@ -213,7 +204,7 @@ KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) 
     extern __shared__ uint8_t shared_raw[];
     const memory m(shared_raw);
     const uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
-    barriers_begin(m);
+    m.begin(GROUPS);
     if (warp < GROUP_WARPS) {
         registers_lower<LOADER_REGISTERS>();
         if (threadIdx.x == 0) tiles_load(j, m);

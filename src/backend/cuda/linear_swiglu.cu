@@ -2,8 +2,8 @@
 #include "backend/cuda/linear_swiglu.h"
 
 #include "backend/cuda/linear_swiglu.cuh"
+#include "backend/cuda/product_launch.cuh"
 #include "backend/cuda/sink.cuh"
-#include "backend/cuda/tensor_map.cuh"
 
 namespace {
 
@@ -67,11 +67,6 @@ bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out
     return true;
 }
 
-bool is_code(const qe_qtensor &tensor) {
-    return tensor.format == QE_FORMAT_E4M3 && tensor.blocking == QE_BLOCKING_TENSOR && !tensor.transposed &&
-           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
-}
-
 /* What is written while x and the weights are still read lies elsewhere. */
 bool lies_apart(const qe_args_linear *a, const qe_qtensor &written) {
     const uint64_t rows = a->rows, in = a->in, out = a->out, bytes = rows * (out / 2);
@@ -93,31 +88,20 @@ bool is_target(const qe_args_linear *a) {
 } // namespace
 
 qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
-    void *encode = tensor_map_encoder_find();
-    const uint32_t clusters = encode == nullptr ? 0 : clusters_at_work(kernel, THREADS, CLUSTER, SHARED_BYTES);
-    if (clusters == 0) {
-        (void)cudaGetLastError();
-        return QE_ERROR_UNSUPPORTED;
-    }
-    own_out->encode = encode;
-    own_out->clusters = clusters;
-    return QE_OK;
+    return kernel_open(kernel, THREADS, SHARED_BYTES, own_out);
 }
 
 int qe_linear_swiglu_fits(const qe_args_linear *a) {
-    constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
-    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's coordinates have a sign */
     if (a->rows == 0 || a->in == 0 || a->out == 0) return 0;
-    if (a->rows > COORDINATE_MAX || a->in > COORDINATE_MAX || a->out > COORDINATE_MAX) return 0;
     if (a->rows % ROW_MULTIPLE || a->in % TERMS || a->out % (2 * COLUMN_MULTIPLE)) return 0;
-    if (static_cast<uint64_t>(pieces_of(a->rows, ROWS)) * pieces_of(a->out / 2, COLUMNS) > TILES_MAX) return 0;
+    if (a->out > COORDINATE_MAX || !is_in_reach(a->rows, a->out / 2, a->in, COLUMNS)) return 0;
+    if (a->x.format != QE_FORMAT_E4M3 || a->w.format != QE_FORMAT_E4M3) return 0;
     if (a->accumulation != QE_ACCUMULATE_FAST || a->residual != nullptr) return 0;
-    return is_code(a->x) && is_code(a->w) && is_aligned(a->y) && is_target(a);
+    return is_code(a->x, false) && is_code(a->w, false) && is_aligned(a->y) && is_target(a);
 }
 
 qe_status qe_linear_swiglu_run(const qe_linear_swiglu *own, const qe_args_linear *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
-    const uint32_t tiles = j.tiles.down * j.tiles.across, clusters = tiles < own->clusters ? tiles : own->clusters;
-    return launch(kernel, dim3(clusters * CLUSTER), THREADS, CLUSTER, SHARED_BYTES, stream, j);
+    return tiles_launch(kernel, j, THREADS, SHARED_BYTES, own->clusters, stream);
 }

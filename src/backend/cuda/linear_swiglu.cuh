@@ -65,16 +65,12 @@ struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
 typedef memory::turn turn;
 
 DEVICE void barriers_begin(const memory &m) {
-    if (threadIdx.x == 0) {
-        m.begin(1);
+    m.begin(1, [&] {
         for (uint32_t i = 0; i < GROUPS; ++i) {
             barrier_init(m.multiplies(i), GROUP_WARPS);
             barrier_init(m.stores(i), 1);
         }
-        barriers_publish();
-    }
-    block_barrier();
-    cluster_sync();
+    });
 }
 
 /* --- the warp that loads ----------------------------------------------------------------------------------------- */

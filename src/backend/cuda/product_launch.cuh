@@ -1,4 +1,4 @@
-/* product_launch.cuh - what entries of the table of further.h that are products of ours have in common on the host. */
+/* product_launch.cuh - what products of ours, alone or with a second part, have in common on the host. */
 #ifndef QE_CUDA_PRODUCT_LAUNCH_CUH
 #define QE_CUDA_PRODUCT_LAUNCH_CUH
 
@@ -24,13 +24,33 @@ static inline bool map_make(void *encode, const void *at, uint32_t element_bytes
     return tensor_map_encode(encode, at, type, axes, CU_TENSOR_MAP_SWIZZLE_128B, map_out);
 }
 
-/* Can tiles so many columns wide be counted, and the copy engine go there? */
-static inline bool is_in_reach(const qe_product *product, uint32_t columns) {
-    constexpr uint64_t TILES_MAX = 1u << 30;         /* counted in 32 bits, with room for a stride */
-    constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's have a sign */
-    const uint64_t tiles = static_cast<uint64_t>(pieces_of(product->m, ROWS)) * pieces_of(product->n, columns);
-    return product->m <= COORDINATE_MAX && product->n <= COORDINATE_MAX && product->k <= COORDINATE_MAX &&
-           tiles <= TILES_MAX;
+/* Codes of one scale that lie as the copy engine reads them; of either format. */
+static inline bool is_code(const qe_qtensor &tensor, bool is_transposed) {
+    return tensor.blocking == QE_BLOCKING_TENSOR && (tensor.transposed != 0) == is_transposed &&
+           tensor.scale_inv != nullptr && is_aligned(tensor.codes);
+}
+
+constexpr uint32_t COORDINATE_MAX = 0x7FFFFFFFu; /* the copy engine's have a sign */
+
+/* Can tiles of a product [m, n] of k terms, so many columns wide, be counted, and the copy engine go there? */
+static inline bool is_in_reach(uint64_t m, uint64_t n, uint64_t k, uint32_t columns) {
+    constexpr uint64_t TILES_MAX = 1u << 30; /* counted in 32 bits, with room for a stride */
+    return m <= COORDINATE_MAX && n <= COORDINATE_MAX && k <= COORDINATE_MAX &&
+           static_cast<uint64_t>(pieces_of(m, ROWS)) * pieces_of(n, columns) <= TILES_MAX;
+}
+
+/* own_out: gets the driver's encoder and how many clusters are at work at a time. */
+template <typename Own, typename Job>
+static qe_status kernel_open(void (*kernel)(Job), uint32_t threads, uint32_t shared_bytes, Own *own_out) {
+    void *encode = tensor_map_encoder_find();
+    const uint32_t clusters = encode == nullptr ? 0 : clusters_at_work(kernel, threads, CLUSTER, shared_bytes);
+    if (clusters == 0) {
+        (void)cudaGetLastError();
+        return QE_ERROR_UNSUPPORTED;
+    }
+    own_out->encode = encode;
+    own_out->clusters = clusters;
+    return QE_OK;
 }
 
 template <typename Job>
@@ -42,11 +62,11 @@ static qe_status kernel_prepare(void (*kernel)(Job), uint32_t threads, uint32_t 
     return device->clusters > 0 ? QE_OK : QE_ERROR_UNSUPPORTED;
 }
 
-/* As many clusters as are at work at a time, or as there are tiles. */
+/* most: clusters that are at work at a time; fewer where there are fewer tiles. */
 template <typename Job>
 static qe_status tiles_launch(void (*kernel)(Job), const Job &j, uint32_t threads, uint32_t shared_bytes,
-                              const qe_further_device *device, cudaStream_t stream) {
-    const uint32_t tiles = j.tiles.down * j.tiles.across, most = static_cast<uint32_t>(device->clusters);
+                              uint32_t most, cudaStream_t stream) {
+    const uint32_t tiles = j.tiles.down * j.tiles.across;
     return launch(kernel, dim3((tiles < most ? tiles : most) * CLUSTER), threads, CLUSTER, shared_bytes, stream, j);
 }
 

@@ -26,7 +26,7 @@ bool job_make(void *encode, const qe_product *product, const qe_product_data *da
 
 /* Formats, accumulation and how operands lie are compared elsewhere. */
 int takes(const qe_product *product) {
-    return is_in_reach(product, COLUMNS) && !product->adds;
+    return is_in_reach(product->m, product->n, product->k, COLUMNS) && !product->adds;
 }
 
 template <int FORMAT>
@@ -39,7 +39,7 @@ qe_status run(const qe_further_device *device, const qe_product *product, const 
               cudaStream_t stream) {
     job j;
     if (!job_make(device->encode, product, data, &j)) return QE_ERROR_DEVICE;
-    return tiles_launch(kernel<FORMAT>, j, THREADS, SHARED_BYTES, device, stream);
+    return tiles_launch(kernel<FORMAT>, j, THREADS, SHARED_BYTES, static_cast<uint32_t>(device->clusters), stream);
 }
 
 template <int FORMAT>

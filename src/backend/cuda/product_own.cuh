@@ -41,15 +41,6 @@ struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
     }
 };
 
-DEVICE void barriers_begin(const memory &m) {
-    if (threadIdx.x == 0) {
-        m.begin(GROUPS);
-        barriers_publish();
-    }
-    block_barrier();
-    cluster_sync();
-}
-
 DEVICE void tiles_load(const job &j, const memory &m) {
     constexpr uint32_t HALF = COLUMNS / CLUSTER;
     memory::turn t;
@@ -104,7 +95,7 @@ KERNEL void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ job j) 
     extern __shared__ uint8_t shared_raw[];
     const memory m(shared_raw);
     const uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
-    barriers_begin(m);
+    m.begin(GROUPS);
     if (warp < GROUP_WARPS) {
         registers_lower<LOADER_REGISTERS>();
         if (threadIdx.x == 0) tiles_load(j, m);

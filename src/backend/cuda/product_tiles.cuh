@@ -94,16 +94,25 @@ struct ring {
     METHOD uint32_t other(uint32_t barrier) const {
         return full(2 * STAGES + barrier);
     }
-    /* By one thread. groups: of this block that read a stage. */
-    METHOD void begin(uint32_t groups) const {
-        for (uint32_t i = 0; i < STAGES; ++i) {
-            barrier_init(full(i), 1);
-            barrier_init(empty(i), CLUSTER * groups * GROUP_WARPS);
-        }
-    }
     struct nothing {
-        METHOD void operator()(uint32_t) const {}
+        template <typename... Any>
+        METHOD void operator()(Any...) const {}
     };
+    /* By all threads of a cluster, before any other use. groups: of this block that read a stage. others(): begins the
+     * barriers that are not of stages, by one thread. */
+    template <typename Others = nothing>
+    METHOD void begin(uint32_t groups, Others others = nothing()) const {
+        if (threadIdx.x == 0) {
+            for (uint32_t i = 0; i < STAGES; ++i) {
+                barrier_init(full(i), 1);
+                barrier_init(empty(i), CLUSTER * groups * GROUP_WARPS);
+            }
+            others();
+            barriers_publish();
+        }
+        block_barrier();
+        cluster_sync();
+    }
     /* By one thread: a tile's stages. row: of the first operand; second_row: of the half that this block brings both;
      * SECOND_BYTES of it in a stage. besides(step): what else is asked for with each. */
     template <uint32_t SECOND_BYTES, typename Besides = nothing>

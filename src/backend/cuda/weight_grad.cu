@@ -27,7 +27,7 @@ bool maps_make(void *encode, const qe_product *product, const qe_product_data *d
 
 /* Formats, accumulation and how operands lie are compared elsewhere. */
 int takes(const qe_product *product) {
-    return product->kind == QE_OP_LINEAR_WEIGHT_GRAD && is_in_reach(product, COLUMNS);
+    return product->kind == QE_OP_LINEAR_WEIGHT_GRAD && is_in_reach(product->m, product->n, product->k, COLUMNS);
 }
 
 template <int FORMAT>
@@ -47,7 +47,7 @@ qe_status run(const qe_further_device *device, const qe_product *product, const 
     j.steps = pieces_of(product->k, TERMS);
     j.rows = product->m, j.columns = product->n;
     j.tiles = {pieces_of(product->n, COLUMNS), pieces_of(product->m, CLUSTER * ROWS), BAND};
-    return tiles_launch(kernel<FORMAT>, j, THREADS, SHARED_BYTES, device, stream);
+    return tiles_launch(kernel<FORMAT>, j, THREADS, SHARED_BYTES, static_cast<uint32_t>(device->clusters), stream);
 }
 
 template <int FORMAT>

@@ -60,16 +60,12 @@ struct memory : ring<STAGES, STAGE_BYTES, AT_BARRIERS> {
 };
 
 DEVICE void barriers_begin(const memory &m) {
-    if (threadIdx.x == 0) {
-        m.begin(GROUPS);
+    m.begin(GROUPS, [m] {
         for (uint32_t i = 0; i < GROUPS; ++i) {
             barrier_init(m.laid(i), GROUP_WARPS);
             barrier_init(m.left(i), 1);
         }
-        barriers_publish();
-    }
-    block_barrier();
-    cluster_sync();
+    });
 }
 
 /* --- what comes and goes ----------------------------------------------------------------------------------------- */
