@@ -1,4 +1,5 @@
 /* bench_kernels.cu - the fused kernels on a GPU: checked first, then timed.
+ * Built with `ninja -C build-cuda bench_kernels`.
  *
  *   bench_kernels          checks, then a table: kernel, shape, us, counted MB, TB/s
  *   bench_kernels --check  checks alone

@@ -1,4 +1,5 @@
 /* bench_sweep.cu - ways to do each fused op, timed against what the library does.
+ * Built with `ninja -C build-cuda bench_sweep`.
  *
  *   bench_sweep [op ...]   all, or of: copy quantize weight swiglu swiglu_backward rope norm norm_backward
  *
