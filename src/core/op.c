@@ -69,6 +69,7 @@ static const qe_quantize_target *target_of(const qe_op *op) {
         case QE_OP_LINEAR_INPUT_GRAD: return &op->args.linear_input_grad.target;
         case QE_OP_ATTENTION: return &op->args.attention.target;
         case QE_OP_ATTENTION_BACKWARD: return &op->args.attention_backward.target;
+        case QE_OP_NORM_BACKWARD: return &op->args.norm_backward.target;
         default: return NULL; /* what else has a target cannot do without */
     }
 }
@@ -78,8 +79,9 @@ static int has_target(const qe_op *op) {
     return target != NULL && is_made(target);
 }
 
+/* The norm's backward is one thing with a target, too. */
 static int is_double(const qe_op *op) {
-    return op->kind == QE_OP_LINEAR_ROPE || has_target(op);
+    return op->kind == QE_OP_LINEAR_ROPE || (op->kind != QE_OP_NORM_BACKWARD && has_target(op));
 }
 
 static void linear_split(qe_args_linear *first, qe_op *second) {
@@ -176,6 +178,7 @@ const char *qe_op_title(const qe_op *op) {
         case QE_OP_LINEAR: return "linear_swiglu_quantize";
         case QE_OP_LINEAR_INPUT_GRAD: return "linear_input_grad_swiglu_quantize";
         case QE_OP_ATTENTION: return "attention_quantize";
+        case QE_OP_NORM_BACKWARD: return "norm_backward_quantize";
         default: return "attention_backward_rope_quantize";
     }
 }
