@@ -54,6 +54,19 @@ int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out) {
     return refuse(cli, can, device);
 }
 
+void qe_device_unused_print(qe_device_kind kind, const qe_settings_train *settings) {
+    const struct {
+        const char *key;
+        int is_set;
+    } of_gpus[] = {{"train.algorithms", settings->algorithms[0] != 0},
+                   {"train.timeline", settings->timeline[0] != 0},
+                   {"train.nvtx", settings->nvtx}};
+    if (qe_device_is_gpu(kind)) return;
+    for (size_t i = 0; i < sizeof of_gpus / sizeof *of_gpus; i++)
+        if (of_gpus[i].is_set)
+            fprintf(stderr, "%s is for a GPU (--device cuda); on this device it does nothing\n", of_gpus[i].key);
+}
+
 const qe_backend *qe_device_backend(qe_device_kind kind) {
 #ifdef QE_TE
     if (kind == QE_DEVICE_TE) return qe_te_backend();

@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "qeffect/backend.h"
 #include "qeffect/comm.h"
+#include "qeffect/settings.h"
 
 typedef enum qe_device_kind {
     QE_DEVICE_HOST,
@@ -25,6 +26,9 @@ int qe_device_is_gpu(qe_device_kind kind);
 
 /* --device, of those that the command can use (QE_DEVICE_CAN_...). Returns an exit status. */
 int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out);
+
+/* Says which settings this device has no use for: they are no mistake where a file serves a GPU as well. */
+void qe_device_unused_print(qe_device_kind kind, const qe_settings_train *settings);
 
 const qe_backend *qe_device_backend(qe_device_kind kind);
 const qe_comm_ops *qe_device_comm(qe_device_kind kind);

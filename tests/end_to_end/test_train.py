@@ -57,6 +57,17 @@ class Output(Case):
         self.assertEqual(refused.returncode, 2)
         self.assertIn("host, check", refused.stderr)
 
+    def test_the_host_says_which_settings_it_has_no_use_for(self):
+        self.write_tiny()
+        run = ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "train.steps=1")
+        plain = self.succeed(*run)
+        self.assertNotIn("--device cuda", plain.stderr)
+        told = self.succeed(*run, "--set", "train.algorithms=chosen", "--set", "train.timeline=line.json",
+                            "--set", "train.nvtx=true")
+        for key in "train.algorithms", "train.timeline", "train.nvtx":
+            self.assertIn(f"{key} is for a GPU (--device cuda); on this device it does nothing\n", told.stderr)
+        self.assertEqual(told.stdout.split("state_hash")[1], plain.stdout.split("state_hash")[1])
+
     def test_a_device_that_the_program_was_built_without_says_what_it_needs(self):
         self.write_tiny()
         for device, option in ("cuda", "-DQE_CUDA=ON"), ("te", "-DQE_TE=FOLDER"):
