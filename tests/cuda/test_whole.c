@@ -277,6 +277,21 @@ static void sizes_that_attention_does_not_count_are_not_taken(void **state) {
     assert_false(qe_attention_forward_takes(&a));
 }
 
+/* Its last kernel has a row of blocks for each head of queries, keys and values. */
+static void heads_that_a_backward_has_no_blocks_for_are_not_taken(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t sequences, sequence, heads, kv_heads, is_taken;
+    } sizes[] = {{1, 16, 65533, 1, 1}, {1, 16, 65534, 1, 0},          {1, 16, 21845, 21845, 1},
+                 {1, 16, 21846, 21846, 0}, {1, 16, 1, 0xFFFFFFFFu, 0}, {1, 16, 0xFFFFFFFFu, 1, 0},
+                 {65535, 16, 1, 1, 1}, {65536, 16, 1, 1, 0},          {1, 0xFFFFFFFFu, 1, 1, 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        const qe_args_attention_backward a = {.sequences = sizes[i].sequences, .sequence = sizes[i].sequence,
+                                              .heads = sizes[i].heads, .kv_heads = sizes[i].kv_heads, .head_dim = DIM};
+        assert_int_equal(qe_attention_own_takes(&a) != 0, sizes[i].is_taken);
+    }
+}
+
 /* --- shapes in a file of choices --------------------------------------------------------------------------------- */
 
 static int shape_fits(const char *key) {
@@ -433,6 +448,7 @@ int main(void) {
         cmocka_unit_test(codes_over_what_attention_still_reads_are_made_behind_it),
         cmocka_unit_test(other_targets_of_attention_are_made_behind_it),
         cmocka_unit_test(sizes_that_attention_does_not_count_are_not_taken),
+        cmocka_unit_test(heads_that_a_backward_has_no_blocks_for_are_not_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

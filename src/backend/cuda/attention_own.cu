@@ -300,8 +300,10 @@ qe_status qe_attention_own_open(qe_attention_own *own_out) {
 int qe_attention_own_takes(const qe_args_attention_backward *a) {
     constexpr uint64_t INDEX_MAX = 1ull << 31; /* of what is counted in 32 bits */
     if (a->head_dim != 64 && a->head_dim != 128) return 0;
+    const uint64_t all_heads = a->heads + 2ull * a->kv_heads; /* at most so many blocks stand below each other */
+    if (a->sequences > GRID_TALL_MAX || all_heads > GRID_TALL_MAX) return 0;
     const uint64_t tokens = static_cast<uint64_t>(a->sequences) * (a->sequence + 2ull * KEYS);
-    return a->sequences < 65536 && a->heads + a->kv_heads < 65536 && tokens * a->heads * 4 < INDEX_MAX;
+    return tokens * a->heads * 4 < INDEX_MAX;
 }
 
 uint64_t qe_attention_own_bytes(const qe_args_attention_backward *a) {
