@@ -122,10 +122,11 @@ int bench_prepare(const runner *r, const qe_op *op) {
 }
 
 int bench_run(const runner *r, const qe_op *op) {
-    const qe_status status = r->gemm ? qe_cuda_gemm_run(r->gemm, op, r->b->stream)
-                                     : qe_cuda_attention_run(r->b->attention, op, r->b->stream);
+    qe_error error = {0};
+    const qe_status status = r->gemm ? qe_cuda_gemm_run(r->gemm, op, r->b->stream, &error)
+                                     : qe_cuda_attention_run(r->b->attention, op, r->b->stream, &error);
     if (status == QE_OK) return 1;
-    bench_fail(r->b, "run %s: %s", qe_op_name(op->kind), qe_status_name(status));
+    bench_fail(r->b, "run %s: %s: %s", qe_op_name(op->kind), qe_status_name(status), error.message);
     return 0;
 }
 

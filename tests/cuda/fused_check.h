@@ -139,7 +139,7 @@ static inline void expect_equal_bits(qe_cuda_gemm *gemm, pair *of,
     assert_true(qe_cuda_fused_takes(fused, &of->one));
     settle();
     for (int turn = 0; turn < 3; turn++) {
-        assert_int_equal(qe_cuda_fused_run(fused, &of->one, aside), QE_OK);
+        assert_int_equal(qe_cuda_fused_run(fused, &of->one, aside, NULL), QE_OK);
         assert_int_equal(apart_queue(gemm, &of->two, aside), QE_OK);
         assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
         results_equal(&of->whole, &of->apart, of->from);

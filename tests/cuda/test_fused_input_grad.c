@@ -48,7 +48,7 @@ static qe_op op_of(const memory *m, shape of) {
 static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
     qe_op parts[QE_OP_PARTS_MAX];
     assert_int_equal(qe_op_parts(op, parts), 2);
-    const qe_status status = qe_cuda_gemm_run(context, &parts[0], stream);
+    const qe_status status = qe_cuda_gemm_run(context, &parts[0], stream, NULL);
     return status == QE_OK ? qe_cuda_swiglu_backward_quantize(&parts[1].args.swiglu_backward, stream) : status;
 }
 

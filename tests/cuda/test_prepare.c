@@ -14,6 +14,7 @@ static struct {
     qe_status queued;
     cudaError_t last, ended;
     int launches, graphs;
+    const char *cause;   /* what launchers of products and attention say; NULL: nothing */
     int fuses, is_fused; /* there is a kernel for ops of two parts; it was chosen */
     char order[256]; /* of what was launched or asked for, a word each */
 } now;
@@ -27,6 +28,12 @@ static qe_status launch(const char *word) {
     note(word);
     now.launches++;
     return now.queued;
+}
+
+static qe_status product_launch(const char *word, qe_error *error_out) {
+    const qe_status status = launch(word);
+    if (status == QE_OK || now.cause == NULL) return status;
+    return qe_error_set(error_out, QE_ERROR_DEVICE, "another way", "%s", now.cause);
 }
 
 #define LAUNCHER(op, args_type) \
@@ -68,8 +75,8 @@ uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **c
 qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out) {
     return (void)gemm, (void)op, (void)tune, (void)error_out, note("choose"), QE_OK;
 }
-qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
-    return (void)gemm, (void)stream, launch(qe_op_name(op->kind));
+qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
+    return (void)gemm, (void)stream, product_launch(qe_op_name(op->kind), error_out);
 }
 qe_cuda_fused *qe_cuda_gemm_fused(const qe_cuda_gemm *gemm) { return (void)gemm, NULL; }
 /* Not in place, and not over the end of the operand. */
@@ -88,8 +95,8 @@ qe_status qe_cuda_fused_prepare(qe_cuda_fused *fused, const qe_op *op, const qe_
 int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op) {
     return now.is_fused && qe_cuda_fused_fits(fused, op);
 }
-qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
-    return (void)fused, (void)stream, launch(qe_op_title(op));
+qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
+    return (void)fused, (void)stream, product_launch(qe_op_title(op), error_out);
 }
 uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention) { return (void)attention, 0; }
 uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out) {
@@ -98,8 +105,9 @@ uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out) {
     return (void)attention, (void)op, (void)tune, (void)error_out, note("choose"), QE_OK;
 }
-qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream) {
-    return (void)attention, (void)stream, launch(qe_op_title(op));
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream,
+                                qe_error *error_out) {
+    return (void)attention, (void)stream, product_launch(qe_op_title(op), error_out);
 }
 qe_status qe_cuda_choices_write(const qe_cuda_gemm *gemm, const qe_cuda_attention *attention, const char *path,
                                 qe_error *error_out) {
@@ -168,6 +176,35 @@ static void expect(const char *name, qe_status queued, cudaError_t last, cudaErr
     free(device.loaded);
 }
 
+static qe_op with_target(qe_op_kind kind) {
+    static _Alignas(16) char places[QE_OP_RAW_WORDS][16];
+    qe_op op = {.kind = kind};
+    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
+        if (qe_op_is_address(kind, i * 8)) op.args.raw[i] = (uint64_t)(uintptr_t)places[i];
+    return op;
+}
+
+/* What a kernel is refused for reaches who prepares it, and who queues it; where there are no words, some do. */
+static void expect_cause(qe_op_kind kind, int fuses, const char *cause, const char *wanted) {
+    qe_device device = {0};
+    const qe_op op = with_target(kind);
+    qe_error error = {0};
+    now.fuses = fuses, now.is_fused = 0, now.cause = cause;
+    now.queued = QE_ERROR_DEVICE, now.last = now.ended = cudaSuccess;
+    const qe_status prepared = qe_cuda_op_prepare(&device, &op, &error);
+    const int clean = device.failure.status == QE_OK;
+    const qe_status queued = qe_cuda_op_queue(&device, &op, NULL);
+    const int told = strstr(error.message, wanted) != NULL && strstr(device.failure.message, wanted) != NULL &&
+                     (cause == NULL || (strcmp(error.remedy, "another way") == 0 &&
+                                        strcmp(device.failure.remedy, "another way") == 0));
+    const int good = prepared == QE_ERROR_DEVICE && queued == QE_ERROR_DEVICE && clean && told;
+    checked++;
+    failed += !good;
+    if (!good) printf("FAILED a cause: \"%s\", \"%s\"\n", error.message, device.failure.message);
+    now.fuses = 0, now.cause = NULL;
+    free(device.loaded);
+}
+
 /* Kernels of like ops are loaded once. */
 static void expect_once(void) {
     qe_device device = {0};
@@ -191,14 +228,6 @@ static qe_status other_prepare(void *context, const qe_op *op, qe_error *error_o
 }
 static qe_status other_queue(void *context, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     return (void)context, (void)stream, (void)error_out, note("other"), launch(qe_op_name(op->kind));
-}
-
-static qe_op with_target(qe_op_kind kind) {
-    static _Alignas(16) char places[QE_OP_RAW_WORDS][16];
-    qe_op op = {.kind = kind};
-    for (uint32_t i = 0; i < QE_OP_RAW_WORDS; i++)
-        if (qe_op_is_address(kind, i * 8)) op.args.raw[i] = (uint64_t)(uintptr_t)places[i];
-    return op;
 }
 
 /* Both parts are made ready, and queued in order; a substitute is given its parts, or an op is whole here. */
@@ -287,6 +316,11 @@ int main(void) {
            "cannot compute", "multiples of 16");
     expect("a capture that fails", QE_OK, cudaSuccess, cudaErrorStreamCaptureInvalidated, QE_ERROR_DEVICE, "an error",
            "");
+    static const qe_op_kind products[] = {QE_OP_LINEAR, QE_OP_LINEAR_INPUT_GRAD, QE_OP_LINEAR_ROPE, QE_OP_ATTENTION};
+    for (int i = 0; i < 8; i++) {
+        expect_cause(products[i / 2], i % 2, "the driver does not like it", "the driver does not like it");
+        expect_cause(products[i / 2], i % 2, NULL, "could not be queued: its library refused it");
+    }
     expect_once();
     expect_parts(QE_OP_LINEAR, 0, "choose linear swiglu_quantize ");
     expect_parts(QE_OP_LINEAR_ROPE, 0, "choose linear rope ");

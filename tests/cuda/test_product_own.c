@@ -91,8 +91,8 @@ static void expect_equal(shape of, form as, const given *what) {
     assert_int_equal(qe_cuda_gemm_prepare(own, &two, 0, NULL), QE_OK);
     settle();
     for (int turn = 0; turn < 3; turn++) {
-        assert_int_equal(qe_cuda_gemm_run(library, &one, aside), QE_OK);
-        assert_int_equal(qe_cuda_gemm_run(own, &two, aside), QE_OK);
+        assert_int_equal(qe_cuda_gemm_run(library, &one, aside, NULL), QE_OK);
+        assert_int_equal(qe_cuda_gemm_run(own, &two, aside, NULL), QE_OK);
         assert_int_equal(cudaStreamSynchronize(aside), cudaSuccess);
         results_equal(&theirs, &ours, FIRST);
     }

@@ -488,6 +488,30 @@ static void memory_that_is_short_has_a_way_out(void **state) {
     assert_true(error.message[0] && error.remedy[0]);
 }
 
+/* In the runtime's words, or where it has none, as the driver's encoder tells only who asked it, in ours. */
+static void a_kernel_of_ours_that_is_not_queued_says_why(void **state) {
+    (void)state;
+    static const struct {
+        qe_status status;
+        cudaError_t last;
+        qe_status wanted;
+        const char *words;
+        int has_remedy;
+    } refusals[] = {{QE_ERROR_LIMIT, cudaSuccess, QE_ERROR_UNSUPPORTED, "more blocks than a launch may have", 1},
+                    {QE_ERROR_ARGUMENT, cudaSuccess, QE_ERROR_UNSUPPORTED, "adds nothing that lies elsewhere", 1},
+                    {QE_ERROR_DEVICE, cudaSuccess, QE_ERROR_DEVICE, "copy engine", 1},
+                    {QE_ERROR_DEVICE, cudaErrorMemoryAllocation, QE_ERROR_MEMORY, "out of memory", 1},
+                    {QE_ERROR_DEVICE, cudaErrorIllegalAddress, QE_ERROR_DEVICE, "illegal memory access", 0}};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; ++i) {
+        qe_error error = {0};
+        assert_int_equal(qe_cuda_own_refused(refusals[i].status, refusals[i].last, "ours 128x128x128", &error),
+                         refusals[i].wanted);
+        assert_non_null(strstr(error.message, "ours 128x128x128"));
+        assert_non_null(strstr(error.message, refusals[i].words));
+        assert_int_equal(error.remedy[0] != '\0', refusals[i].has_remedy);
+    }
+}
+
 static void what_is_no_file_of_choices_is_refused(void **state) {
     (void)state;
     uint64_t count;
@@ -521,6 +545,7 @@ int main(void) {
         cmocka_unit_test(what_is_wrong_with_a_line_is_the_files_and_has_a_way_out),
         cmocka_unit_test(whatever_bytes_are_read_or_refused_with_a_way_out),
         cmocka_unit_test(memory_that_is_short_has_a_way_out),
+        cmocka_unit_test(a_kernel_of_ours_that_is_not_queued_says_why),
         cmocka_unit_test(what_is_no_file_of_choices_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -292,7 +292,7 @@ qe_status same_launch(const qe_op *op, void *on) {
         case QE_OP_QUANTIZE: return qe_cuda_quantize(&args->quantize, queue);
         case QE_OP_QUANTIZE_WEIGHT: return qe_cuda_quantize_weight(&args->quantize_weight, queue);
         case QE_OP_ATTENTION:
-        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(attention, op, queue);
+        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(attention, op, queue, NULL);
         case QE_OP_ROPE: return qe_cuda_rope(&args->rope, queue);
         case QE_OP_ROPE_BACKWARD_QUANTIZE: return qe_cuda_rope_backward_quantize(&args->rope, queue);
         case QE_OP_SWIGLU_QUANTIZE: return qe_cuda_swiglu_quantize(&args->swiglu, queue);

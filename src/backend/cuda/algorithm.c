@@ -48,12 +48,28 @@ qe_status qe_algorithm_check(qe_solver *solver, const qe_product *product, const
     return qe_lt_check(solver->handle, problem, &lt, workspace_bytes_out, error_out);
 }
 
+qe_status qe_cuda_own_refused(qe_status status, cudaError_t last, const char *kernel, qe_error *error_out) {
+    if (last != cudaSuccess) return qe_cuda_failure(last, kernel, error_out);
+    if (status == QE_ERROR_LIMIT)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "use fewer tokens in a microbatch, or smaller sizes",
+                            "%s: it needs more blocks than a launch may have", kernel);
+    if (status == QE_ERROR_ARGUMENT)
+        return qe_error_set(error_out, QE_ERROR_UNSUPPORTED, "have what is added lie where the result goes",
+                            "%s: it adds nothing that lies elsewhere", kernel);
+    return qe_error_set(error_out, QE_ERROR_DEVICE,
+                        "have another algorithm chosen: leave the file of choices out, or train.algorithms empty",
+                        "%s: the driver cannot tell the copy engine where its operands lie", kernel);
+}
+
 qe_status qe_algorithm_launch(const qe_solver *solver, const qe_product *product, const qe_lt_problem *problem,
                               const qe_product_data *data, const qe_algorithm *algorithm, cudaStream_t stream,
                               qe_error *error_out) {
     if (qe_further_owns(algorithm)) {
-        if (qe_further_launch(&solver->further, product, data, algorithm, stream) == QE_OK) return QE_OK;
-        return qe_cuda_failure(cudaGetLastError(), "launching a kernel of ours", error_out);
+        char name[QE_FURTHER_NAME_BYTES];
+        const qe_status status = qe_further_launch(&solver->further, product, data, algorithm, stream);
+        if (status == QE_OK) return QE_OK;
+        qe_further_name(algorithm, name);
+        return qe_cuda_own_refused(status, cudaGetLastError(), name, error_out);
     }
     const cublasLtMatmulAlgo_t lt = lt_of(algorithm);
     const qe_lt_run run = {&lt, solver->workspace, stream};

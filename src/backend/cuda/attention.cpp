@@ -372,7 +372,7 @@ qe_status plan_run(qe_cuda_attention &attention, const plan &p, const qe_op &op,
             ? qe_attention_own_run(&attention.own, &op.args.attention_backward, attention.workspaces.back().at, stream)
             : qe_attention_forward_run(&attention.own, &op.args.attention, stream);
     if (status != QE_ERROR_DEVICE) return status;
-    return qe_cuda_failure(cudaGetLastError(), "launching attention", error_out);
+    return qe_cuda_own_refused(status, cudaGetLastError(), "attention of ours", error_out);
 }
 
 /* As plan_load in gemm.c: the kernels are used once in a graph that never runs. */
@@ -538,24 +538,26 @@ qe_status prepare(qe_cuda_attention &attention, const shape &of, int tune, qe_er
 }
 
 /* Not while `stream` is captured: then what is missing is the caller's mistake. */
-qe_status prepare_late(qe_cuda_attention &attention, const shape &of, cudaStream_t stream) {
+qe_status prepare_late(qe_cuda_attention &attention, const shape &of, cudaStream_t stream, qe_error *error_out) {
     cudaStreamCaptureStatus capturing;
     if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess) return QE_ERROR_DEVICE;
-    if (capturing != cudaStreamCaptureStatusNone) return QE_ERROR_ARGUMENT;
-    return prepare(attention, of, 0, nullptr);
+    if (capturing != cudaStreamCaptureStatusNone)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "prepare it before the recording begins",
+                            "attention without an algorithm while the stream is recorded");
+    return prepare(attention, of, 0, error_out);
 }
 
-qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream) {
+qe_status run(qe_cuda_attention &attention, const qe_op &op, cudaStream_t stream, qe_error *error_out) {
     shape of;
-    qe_status status = shape_of(op, of, nullptr);
+    qe_status status = shape_of(op, of, error_out);
     if (status != QE_OK) return status;
     const plan *p = plan_find(attention, of);
     if (!p || !p->loaded) {
-        status = prepare_late(attention, of, stream);
+        status = prepare_late(attention, of, stream, error_out);
         if (status != QE_OK) return status;
         p = plan_find(attention, of);
     }
-    return plan_run(attention, *p, op, stream, nullptr);
+    return plan_run(attention, *p, op, stream, error_out);
 }
 
 qe_status choose(qe_cuda_attention &attention, const qe_cuda_choice &choice, qe_error *error_out) {
@@ -639,8 +641,9 @@ qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *o
     });
 }
 
-qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream) {
-    return guarded(nullptr, [&] { return run(*attention, *op, stream); });
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream,
+                                qe_error *error_out) {
+    return guarded(error_out, [&] { return run(*attention, *op, stream, error_out); });
 }
 
 const char *qe_cuda_attention_identity(const qe_cuda_attention *attention) { return attention->identity.c_str(); }

@@ -119,9 +119,11 @@ int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op) {
     return chosen != NULL && chosen->is == QE_FUSED_WHOLE;
 }
 
-qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream) {
+qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     QE_ASSERT(qe_cuda_fused_takes(fused, op));
-    return whole_queue(fused, op, stream);
+    const qe_status status = whole_queue(fused, op, stream);
+    if (status == QE_OK) return QE_OK;
+    return qe_cuda_own_refused(status, cudaGetLastError(), qe_op_title(op), error_out);
 }
 
 /* What a race needs to know of this object. */

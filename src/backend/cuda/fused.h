@@ -36,8 +36,8 @@ int qe_cuda_fused_is(qe_op_kind kind);
 int qe_cuda_fused_fits(const qe_cuda_fused *fused, const qe_op *op);
 /* Is this op run whole? 0 where nothing was prepared or chosen. Depends on the choice besides. */
 int qe_cuda_fused_takes(const qe_cuda_fused *fused, const qe_op *op);
-/* Queues it. Requires: it is taken. Capture: recorded. On failure: QE_ERROR_DEVICE. */
-qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream);
+/* Queues it. Requires: it is taken. Capture: recorded. On failure: as qe_cuda_own_refused. */
+qe_status qe_cuda_fused_run(const qe_cuda_fused *fused, const qe_op *op, cudaStream_t stream, qe_error *error_out);
 uint32_t qe_cuda_fused_choices(const qe_cuda_fused *fused, const qe_cuda_choice **choices_out);
 /* Takes a choice from a file. On failure: QE_ERROR_FORMAT: names no op of two parts; QE_ERROR_UNSUPPORTED: this build
  * or device has no such way, for that shape or at all; QE_ERROR_ARGUMENT: another was chosen; QE_ERROR_MEMORY. */

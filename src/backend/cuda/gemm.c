@@ -264,11 +264,13 @@ qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, 
 
 /* --- runs ------------------------------------------------------------------------------------------------------- */
 
-static qe_status prepared_late(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
+static qe_status prepared_late(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     enum cudaStreamCaptureStatus capturing;
     if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess) return QE_ERROR_DEVICE;
-    if (capturing != cudaStreamCaptureStatusNone) return QE_ERROR_ARGUMENT;
-    return qe_cuda_gemm_prepare(gemm, op, 0, NULL);
+    if (capturing != cudaStreamCaptureStatusNone)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, "prepare it before the recording begins",
+                            "a product without an algorithm while the stream is recorded");
+    return qe_cuda_gemm_prepare(gemm, op, 0, error_out);
 }
 
 static qe_status retained_decode(const qe_op *op, cudaStream_t stream) {
@@ -279,29 +281,30 @@ static qe_status retained_decode(const qe_op *op, cudaStream_t stream) {
     return qe_cuda_decode(&args->dy, args->scratch_dy, stream);
 }
 
-static qe_status rounded_run(const qe_cuda_gemm *gemm, plan *p, const qe_product_data *data, cudaStream_t stream) {
+static qe_status rounded_run(const qe_cuda_gemm *gemm, plan *p, const qe_product_data *data, cudaStream_t stream,
+                             qe_error *error_out) {
     qe_product_data wide = *data;
     wide.result = gemm->wide->at;
     wide.added = gemm->wide->at;
     wide.beta = 0.0f;
-    QE_TRY(plan_launch(gemm, p, &wide, stream, NULL));
+    QE_TRY(plan_launch(gemm, p, &wide, stream, error_out));
     return qe_cuda_round(wide.result, data->beta != 0.0f ? data->added : NULL, data->result,
                          (uint64_t)p->product.m * p->product.n, stream);
 }
 
-qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream) {
+qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     qe_product product;
     qe_product_data data;
-    QE_TRY(qe_product_of(op, &product, NULL));
+    QE_TRY(qe_product_of(op, &product, error_out));
     plan *p = plan_find(gemm, &product);
     if (!p || !p->loaded) {
-        QE_TRY(prepared_late(gemm, op, stream));
+        QE_TRY(prepared_late(gemm, op, stream, error_out));
         p = plan_find(gemm, &product);
     }
-    QE_TRY(workspace_take(gemm, op, NULL));
+    QE_TRY(workspace_take(gemm, op, error_out));
     QE_TRY(retained_decode(op, stream));
     qe_product_data_of(op, &data);
     if (product.first == QE_FORMAT_FP32 && product.kind != QE_OP_LINEAR_WEIGHT_GRAD)
-        return rounded_run(gemm, p, &data, stream);
-    return plan_launch(gemm, p, &data, stream, NULL);
+        return rounded_run(gemm, p, &data, stream, error_out);
+    return plan_launch(gemm, p, &data, stream, error_out);
 }

@@ -14,6 +14,9 @@ extern "C" {
 
 /* The runtime's words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
 qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out);
+/* Why a kernel of ours for a product or attention was not queued: what the runtime said last, or where it said nothing
+ * what the launcher's status stands for; and the way out. */
+qe_status qe_cuda_own_refused(qe_status status, cudaError_t last, const char *kernel, qe_error *error_out);
 
 /* Products of one device. QE_OP_LINEAR: y = x w' (+ residual, C != D). QE_OP_LINEAR_INPUT_GRAD: dx = dy w.
  * QE_OP_LINEAR_WEIGHT_GRAD: grad (+)= dy' x into fp32 (retained codes of block scaling are decoded first).
@@ -35,7 +38,7 @@ void qe_cuda_gemm_destroy(qe_cuda_gemm *gemm);
  * data (tune = 1), or the first is taken (tune = 0). Grows the workspace. Capture: forbidden. */
 qe_status qe_cuda_gemm_prepare(qe_cuda_gemm *gemm, const qe_op *op, int tune, qe_error *error_out);
 /* Requires: prepared (else the first candidate is taken, which may not happen while the stream is captured). */
-qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream);
+qe_status qe_cuda_gemm_run(qe_cuda_gemm *gemm, const qe_op *op, cudaStream_t stream, qe_error *error_out);
 uint32_t qe_cuda_gemm_choices(const qe_cuda_gemm *gemm, const qe_cuda_choice **choices_out);
 /* Takes a choice from a file. On failure: QE_ERROR_UNSUPPORTED when this library and device refuse it. */
 qe_status qe_cuda_gemm_choose(qe_cuda_gemm *gemm, const qe_cuda_choice *choice, qe_error *error_out);
@@ -55,7 +58,8 @@ void qe_cuda_attention_destroy(qe_cuda_attention *attention);
  * algorithm yet gets the fastest on random data (tune = 1); else ours where it takes the shape and the order of sums is
  * fixed, and cuDNN's where not. Capture: forbidden. */
 qe_status qe_cuda_attention_prepare(qe_cuda_attention *attention, const qe_op *op, int tune, qe_error *error_out);
-qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream);
+qe_status qe_cuda_attention_run(qe_cuda_attention *attention, const qe_op *op, cudaStream_t stream,
+                                qe_error *error_out);
 /* Of all its workspaces. */
 uint64_t qe_cuda_attention_bytes(const qe_cuda_attention *attention);
 uint32_t qe_cuda_attention_choices(const qe_cuda_attention *attention, const qe_cuda_choice **choices_out);

@@ -56,17 +56,16 @@ static int is_substituted(const qe_device *device, const qe_op *op) {
     return device->substitute.takes != NULL && device->substitute.takes(op);
 }
 
-static qe_status part_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
-    if (is_substituted(device, op)) {
-        qe_error *first = device->failure.status == QE_OK ? &device->failure : NULL;
-        return device->substitute.queue(device->substitute.context, op, stream, first);
-    }
+/* On failure *error_out may hold words; what has none is told by who asked. */
+static qe_status part_queue(qe_device *device, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
+    if (is_substituted(device, op))
+        return device->substitute.queue(device->substitute.context, op, stream, error_out);
     switch (op->kind) {
         case QE_OP_LINEAR:
         case QE_OP_LINEAR_INPUT_GRAD:
-        case QE_OP_LINEAR_WEIGHT_GRAD: return qe_cuda_gemm_run(device->gemm, op, stream);
+        case QE_OP_LINEAR_WEIGHT_GRAD: return qe_cuda_gemm_run(device->gemm, op, stream, error_out);
         case QE_OP_ATTENTION:
-        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(device->attention, op, stream);
+        case QE_OP_ATTENTION_BACKWARD: return qe_cuda_attention_run(device->attention, op, stream, error_out);
         default: return kernel_queue(op, stream);
     }
 }
@@ -83,10 +82,10 @@ static int takes_whole(const qe_device *device, const qe_op *op) {
     }
 }
 
-static qe_status whole_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+static qe_status whole_queue(qe_device *device, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     QE_ASSERT(takes_whole(device, op));
-    if (qe_cuda_fused_is(op->kind)) return qe_cuda_fused_run(qe_cuda_gemm_fused(device->gemm), op, stream);
-    return qe_cuda_attention_run(device->attention, op, stream);
+    if (qe_cuda_fused_is(op->kind)) return qe_cuda_fused_run(qe_cuda_gemm_fused(device->gemm), op, stream, error_out);
+    return qe_cuda_attention_run(device->attention, op, stream, error_out);
 }
 
 static int any_substituted(const qe_device *device, const qe_op *op) {
@@ -97,18 +96,18 @@ static int any_substituted(const qe_device *device, const qe_op *op) {
     return 0;
 }
 
-static qe_status parts_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+static qe_status parts_queue(qe_device *device, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     qe_op parts[QE_OP_PARTS_MAX];
     const uint32_t count = qe_op_parts(op, parts);
-    for (uint32_t i = 0; i < count; i++) QE_TRY(part_queue(device, &parts[i], stream));
+    for (uint32_t i = 0; i < count; i++) QE_TRY(part_queue(device, &parts[i], stream, error_out));
     return QE_OK;
 }
 
-static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
+static qe_status op_queue(qe_device *device, const qe_op *op, cudaStream_t stream, qe_error *error_out) {
     qe_op parts[QE_OP_PARTS_MAX];
     if (qe_op_parts(op, parts) > 1 && takes_whole(device, op) && !any_substituted(device, op))
-        return whole_queue(device, op, stream);
-    return parts_queue(device, op, stream);
+        return whole_queue(device, op, stream, error_out);
+    return parts_queue(device, op, stream, error_out);
 }
 
 /* SplitMix64: delays only have to differ. */
@@ -121,8 +120,9 @@ static uint64_t next_delay_ns(qe_device *device) {
 
 qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
     qe_status status = QE_OK;
+    qe_error *first = device->failure.status == QE_OK ? &device->failure : NULL;
     if (device->delay_max_ns > 0) status = qe_cuda_delay(next_delay_ns(device), stream);
-    if (status == QE_OK) status = op_queue(device, op, stream);
+    if (status == QE_OK) status = op_queue(device, op, stream, first);
     if (status == QE_OK || device->failure.status != QE_OK) return status;
     cudaError_t code = cudaGetLastError();
     return qe_error_set(&device->failure, QE_ERROR_DEVICE, NULL, "%s could not be queued: %s", qe_op_name(op->kind),
@@ -208,14 +208,10 @@ static qe_status note_loaded(qe_device *device, uint64_t hash, qe_error *error_o
     return QE_OK;
 }
 
-/* In the words of the library that failed. */
-static qe_status failure_take(qe_device *device, const qe_op *op, qe_error *error_out) {
-    const qe_error failure = device->failure;
-    device->failure.status = QE_OK;
-    if (failure.status == QE_OK)
-        return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "a library refused %s", qe_op_title(op));
-    if (error_out != NULL) *error_out = failure;
-    return failure.status;
+/* In the words of what failed. */
+static qe_status words_take(const qe_error *words, qe_error *error_out) {
+    if (error_out != NULL) *error_out = *words;
+    return words->status;
 }
 
 /* What a step would run into is told before it begins. */
@@ -236,17 +232,18 @@ static qe_status launch_refused(const qe_op *op, qe_status queued, cudaError_t l
 static qe_status kernels_load(qe_device *device, const qe_op *op, qe_error *error_out) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
+    qe_error words = {.status = QE_OK};
     uint64_t hash = likeness(device, op);
     if (is_loaded(device, hash)) return QE_OK;
     QE_TRY(qe_cuda_check(cudaStreamBeginCapture(device->aside, cudaStreamCaptureModeThreadLocal), "preparing an op",
                          error_out));
-    qe_status queued = op_queue(device, op, device->aside);
+    qe_status queued = op_queue(device, op, device->aside, &words);
     cudaError_t launched = cudaGetLastError(); /* the end of the capture only says that something failed */
     cudaError_t code = cudaStreamEndCapture(device->aside, &graph);
     if (code == cudaSuccess) code = cudaGraphInstantiate(&executable, graph, 0);
     if (executable != NULL) (void)cudaGraphExecDestroy(executable);
     if (graph != NULL) (void)cudaGraphDestroy(graph);
-    if (queued != QE_OK && any_substituted(device, op)) return failure_take(device, op, error_out);
+    if (queued != QE_OK && words.status != QE_OK) return words_take(&words, error_out);
     if (queued != QE_OK) return launch_refused(op, queued, launched, error_out);
     QE_TRY(qe_cuda_check(code, qe_op_name(op->kind), error_out));
     return note_loaded(device, hash, error_out);
@@ -276,7 +273,7 @@ static qe_status part_prepare(qe_device *device, const qe_op *op, qe_error *erro
 }
 
 static qe_status apart_queue(void *context, const qe_op *op, cudaStream_t stream) {
-    return parts_queue(context, op, stream);
+    return parts_queue(context, op, stream, NULL);
 }
 
 /* Bits are the same either way, so a file of choices that says nothing of it is not wrong: parts stay apart, as they
