@@ -29,6 +29,15 @@ static inline int gpu_open(void) {
     return 1;
 }
 
+/* What a program's main returns. */
+static inline int run_all(void (*const *cases)(void), size_t count, const char *title) {
+    if (!gpu_open()) return SKIPPED;
+    for (size_t i = 0; i < count; i++) cases[i]();
+    (void)cudaStreamDestroy(aside);
+    printf("%s: all holds\n", title);
+    return 0;
+}
+
 static inline qe_cuda_gemm *gemm_open(void) {
     qe_cuda_gemm *gemm = NULL;
     qe_error error = {0};
@@ -149,8 +158,8 @@ static inline void expect_equal_bits(qe_cuda_gemm *gemm, pair *of,
     memory_free(&of->apart);
 }
 
-/* An op that a kernel takes is left to its parts with each change. */
-static inline void expect_apart(const qe_op *fits, void (*const *changes)(qe_op *op), size_t count) {
+/* An op that a kernel takes is left to its parts with each change. Ensures: the memory is free. */
+static inline void expect_apart(memory *m, const qe_op *fits, void (*const *changes)(qe_op *op), size_t count) {
     qe_cuda_gemm *gemm = gemm_open();
     qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
     const qe_cuda_choice *chosen;
@@ -165,6 +174,7 @@ static inline void expect_apart(const qe_op *fits, void (*const *changes)(qe_op 
         assert_false(qe_cuda_fused_takes(fused, &op));
     }
     qe_cuda_gemm_destroy(gemm);
+    memory_free(m);
 }
 
 /* A race chooses once; the choice is in the list. Returns whether the op is done whole. */
@@ -183,6 +193,15 @@ static inline int expect_race(qe_cuda_gemm *gemm, const qe_op *op,
     assert_int_equal(qe_cuda_fused_prepare(fused, op, &apart, &chosen, NULL), QE_OK);
     assert_null(chosen);
     return is_whole;
+}
+
+/* The same with products of its own. Ensures: the memory is free. */
+static inline void expect_race_alone(memory *m, const qe_op *op,
+                                     qe_status (*apart_queue)(void *gemm, const qe_op *op, cudaStream_t stream)) {
+    qe_cuda_gemm *gemm = gemm_open();
+    (void)expect_race(gemm, op, apart_queue);
+    qe_cuda_gemm_destroy(gemm);
+    memory_free(m);
 }
 
 #endif

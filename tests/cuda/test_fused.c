@@ -117,8 +117,7 @@ static void what_no_kernel_takes_stays_apart(void) {
     const shape of = {256, 256, 256};
     memory m = memory_of(of);
     const qe_op fits = op_of(&m, of);
-    expect_apart(&fits, changes, sizeof changes / sizeof *changes);
-    memory_free(&m);
+    expect_apart(&m, &fits, changes, sizeof changes / sizeof *changes);
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */

@@ -124,27 +124,18 @@ static void what_no_kernel_takes_stays_apart(void) {
     const shape of = {256, 256, 256, QE_FORMAT_E5M2};
     memory m = memory_of(of);
     const qe_op fits = op_of(&m, of);
-    expect_apart(&fits, changes, sizeof changes / sizeof *changes);
-    memory_free(&m);
+    expect_apart(&m, &fits, changes, sizeof changes / sizeof *changes);
 }
 
 static void a_race_chooses_once(void) {
     const shape of = {2048, 1024, 4096, QE_FORMAT_E5M2};
-    qe_cuda_gemm *gemm = gemm_open();
     memory m = memory_of(of);
     const qe_op op = op_of(&m, of);
-    (void)expect_race(gemm, &op, apart_queue);
-    memory_free(&m);
-    qe_cuda_gemm_destroy(gemm);
+    expect_race_alone(&m, &op, apart_queue);
 }
 
 int main(void) {
-    if (!gpu_open()) return SKIPPED;
-    one_kernel_has_the_bits_of_the_parts();
-    what_is_no_number_has_the_same_bits_too();
-    what_no_kernel_takes_stays_apart();
-    a_race_chooses_once();
-    (void)cudaStreamDestroy(aside);
-    printf("input gradients of two parts: all holds\n");
-    return 0;
+    static void (*const cases[])(void) = {one_kernel_has_the_bits_of_the_parts, what_is_no_number_has_the_same_bits_too,
+                                          what_no_kernel_takes_stays_apart, a_race_chooses_once};
+    return run_all(cases, sizeof cases / sizeof *cases, "input gradients of two parts");
 }
