@@ -134,8 +134,37 @@ static void a_race_chooses_once(void) {
     expect_race_alone(&m, &op, apart_queue);
 }
 
+/* A choice is of one width of heads; in a file from before there were widths it is of any. */
+static void a_file_is_honoured_for_the_heads_that_it_names(void) {
+    static const struct {
+        const char *key;
+        int names_wide, names_narrow;
+    } files[] = {{"fused linear m256 n768 k1024 tn e4m3 e4m3 fast to rope", 1, 1},
+                 {"fused linear m256 n768 k1024 tn e4m3 e4m3 fast to rope 128", 1, 0}};
+    const shape of = {256, 1024, 256, 4, 1, 128};
+    memory m = memory_of(of);
+    const qe_op wide = op_of(&m, of), narrow = op_of(&m, (shape){256, 1024, 256, 8, 2, 64});
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        qe_cuda_gemm *gemm = gemm_open();
+        qe_cuda_fused *fused = qe_cuda_gemm_fused(gemm);
+        qe_cuda_choice apart = {.workspace_bytes = 0};
+        const qe_cuda_choice *chosen;
+        memcpy(apart.key, files[i].key, strlen(files[i].key));
+        assert_int_equal(qe_cuda_fused_choose(fused, &apart, NULL), QE_OK);
+        assert_int_equal(qe_cuda_fused_prepare(fused, &wide, NULL, &chosen, NULL), QE_OK);
+        assert_int_equal(chosen == NULL, files[i].names_wide);
+        assert_int_equal(qe_cuda_fused_takes(fused, &wide), !files[i].names_wide);
+        assert_int_equal(qe_cuda_fused_prepare(fused, &narrow, NULL, &chosen, NULL), QE_OK);
+        assert_int_equal(chosen == NULL, files[i].names_narrow);
+        assert_int_equal(qe_cuda_fused_takes(fused, &narrow), !files[i].names_narrow);
+        qe_cuda_gemm_destroy(gemm);
+    }
+    memory_free(&m);
+}
+
 int main(void) {
     static void (*const cases[])(void) = {one_kernel_has_the_bits_of_the_parts, what_is_no_number_has_the_same_bits_too,
-                                          what_no_kernel_takes_stays_apart, a_race_chooses_once};
+                                          what_no_kernel_takes_stays_apart, a_race_chooses_once,
+                                          a_file_is_honoured_for_the_heads_that_it_names};
     return run_all(cases, sizeof cases / sizeof *cases, "products with rope");
 }

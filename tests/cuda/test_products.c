@@ -203,7 +203,7 @@ static void a_way_of_two_parts_survives_its_words(void **state) {
 static void a_product_with_rope_has_a_way_of_its_own(void **state) {
     (void)state;
     const qe_op plain = linear(QE_FORMAT_E4M3, QE_FORMAT_E4M3, 2048, 4096, 6144, NULL);
-    const qe_op op = {.kind = QE_OP_LINEAR_ROPE};
+    const qe_op op = {.kind = QE_OP_LINEAR_ROPE, .args.linear_rope.head_dim = 128};
     qe_product product;
     qe_fused_shape shape, again;
     qe_fused_way way;
@@ -211,10 +211,26 @@ static void a_product_with_rope_has_a_way_of_its_own(void **state) {
     assert_int_equal(qe_product_of(&plain, &product, NULL), QE_OK);
     qe_fused_shape_of(&op, &product, &shape);
     qe_fused_choice_make(&shape, QE_FUSED_WHOLE, &choice);
-    assert_string_equal(choice.key, "fused linear m2048 n6144 k4096 tn e4m3 e4m3 fast to rope");
+    assert_string_equal(choice.key, "fused linear m2048 n6144 k4096 tn e4m3 e4m3 fast to rope 128");
     assert_int_equal(qe_fused_choice_parse(&choice, &again, &way, NULL), QE_OK);
     assert_memory_equal(&shape, &again, sizeof shape);
     assert_int_equal(way, QE_FUSED_WHOLE);
+}
+
+/* As heads of another width are another race; a file of before names none. */
+static void a_product_with_rope_is_named_by_the_width_of_its_heads(void **state) {
+    (void)state;
+    qe_cuda_choice choice = {.key = "fused linear m2048 n6144 k4096 tn e4m3 e4m3 fast to rope"};
+    qe_fused_shape shape;
+    qe_fused_way way;
+    assert_int_equal(qe_fused_choice_parse(&choice, &shape, &way, NULL), QE_OK);
+    assert_int_equal(shape.head_dim, 0);
+    qe_fused_choice_make(&(qe_fused_shape){.product = {.m = UINT32_MAX, .n = UINT32_MAX, .k = UINT32_MAX,
+                                                       .kind = QE_OP_LINEAR, .first_along = 1, .second_along = 1,
+                                                       .accumulation = QE_ACCUMULATE_SPLIT},
+                                           .result = QE_FUSED_ROPE, .head_dim = UINT32_MAX},
+                         QE_FUSED_APART, &choice); /* the longest */
+    assert_int_equal(choice.key[strlen(choice.key) - 1], '5');
 }
 
 static void other_words_name_no_op_of_two_parts(void **state) {
@@ -229,6 +245,16 @@ static void other_words_name_no_op_of_two_parts(void **state) {
         "fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3 to e4m3",
         "fused linear_weight_grad m16 n16 k16 tn e5m2 e4m3 split to e4m3",
         "fused linear_input_grad m16 n16 k16 tn e5m2 e4m3 split to rope",
+        "fused linear_input_grad m16 n16 k16 tn e5m2 e4m3 split to rope 16",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3 16",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope 0",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope 12",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope 016",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope  16",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope 16 ",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope 4294967312",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to rope -4294967280",
+        "fused linear m16 n16 k16 tn e4m3 e4m3 fast to ",
         "fused fused linear m16 n16 k16 tn e4m3 e4m3 fast to e4m3",
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
@@ -536,6 +562,7 @@ int main(void) {
         cmocka_unit_test(split_products_of_codes_have_a_kernel_of_ours),
         cmocka_unit_test(a_way_of_two_parts_survives_its_words),
         cmocka_unit_test(a_product_with_rope_has_a_way_of_its_own),
+        cmocka_unit_test(a_product_with_rope_is_named_by_the_width_of_its_heads),
         cmocka_unit_test(other_words_name_no_op_of_two_parts),
         cmocka_unit_test(a_choice_survives_its_line),
         cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),

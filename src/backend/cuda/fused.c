@@ -76,10 +76,18 @@ static qe_status whole_queue(const qe_cuda_fused *fused, const qe_op *op, cudaSt
 
 /* --- ways -------------------------------------------------------------------------------------------------------- */
 
-static way *way_find(const qe_cuda_fused *fused, const qe_fused_shape *shape) {
+static way *way_of(const qe_cuda_fused *fused, const qe_fused_shape *shape) {
     for (uint32_t i = 0; i < fused->count; ++i)
         if (memcmp(&fused->ways[i].shape, shape, sizeof *shape) == 0) return &fused->ways[i];
     return NULL;
+}
+
+/* A file that does not say how wide heads are means any. */
+static way *way_find(const qe_cuda_fused *fused, const qe_fused_shape *shape) {
+    qe_fused_shape any = *shape;
+    any.head_dim = 0;
+    way *found = way_of(fused, shape);
+    return found ? found : way_of(fused, &any);
 }
 
 static qe_status room_for_one(qe_cuda_fused *fused, qe_error *error_out) {

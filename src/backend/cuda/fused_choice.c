@@ -21,6 +21,7 @@ static uint8_t result_of(const qe_op *op) {
 
 void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shape *shape_out) {
     *shape_out = (qe_fused_shape){.product = *product, .result = result_of(op)};
+    if (op->kind == QE_OP_LINEAR_ROPE) shape_out->head_dim = op->args.linear_rope.head_dim;
 }
 
 /* --- an op of a shape -------------------------------------------------------------------------------------------- */
@@ -42,10 +43,16 @@ static qe_quantize_target target_to(uint8_t format) {
                                 .operand = tensor(CODES, format, 0), .retained = tensor(TURNED, format, 1)};
 }
 
-/* A product does not tell how wide its heads are: as wide as a kernel takes them, if it has whole ones. */
-static qe_args_linear_rope rope_of(const qe_product *p) {
+/* Where nobody says how wide heads are: as wide as a kernel takes them, if the product has whole ones. */
+static uint32_t head_of(const qe_fused_shape *shape) {
     enum { HEAD = 64 };
-    const uint32_t head = p->n % HEAD == 0 ? HEAD : 1;
+    if (shape->head_dim != 0) return shape->head_dim;
+    return shape->product.n % HEAD == 0 ? HEAD : 1;
+}
+
+static qe_args_linear_rope rope_of(const qe_fused_shape *shape) {
+    const qe_product *p = &shape->product;
+    const uint32_t head = head_of(shape);
     return (qe_args_linear_rope){.x = tensor(FIRST, p->first, !p->first_along),
                                  .w = tensor(SECOND, p->second, !p->second_along), .y = place(RESULT),
                                  .cosine = place(COSINE), .sine = place(SINE), .rows = p->m, .in = p->k,
@@ -57,7 +64,7 @@ void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
     const qe_product *p = &shape->product;
     if (shape->result == QE_FUSED_ROPE) {
         *op_out = (qe_op){.kind = QE_OP_LINEAR_ROPE};
-        op_out->args.linear_rope = rope_of(p);
+        op_out->args.linear_rope = rope_of(shape);
         return;
     }
     const qe_qtensor first = tensor(FIRST, p->first, !p->first_along);
@@ -78,10 +85,12 @@ void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out) {
 /* --- its name ---------------------------------------------------------------------------------------------------- */
 
 static void key_format(const qe_fused_shape *shape, char *key, size_t bytes) {
-    char product[QE_PRODUCT_KEY_BYTES];
+    char product[QE_PRODUCT_KEY_BYTES], head[16] = "";
     qe_product_key(&shape->product, product);
     QE_ASSERT(shape->result < QE_FUSED_RESULTS);
-    const int length = snprintf(key, bytes, "%s%s%s%s", PREFIX, product, BETWEEN, RESULT_NAMES[shape->result]);
+    if (shape->head_dim != 0) (void)snprintf(head, sizeof head, " %u", shape->head_dim);
+    const int length =
+        snprintf(key, bytes, "%s%s%s%s%s", PREFIX, product, BETWEEN, RESULT_NAMES[shape->result], head);
     QE_ASSERT(length > 0 && (size_t)length < bytes);
 }
 
@@ -100,29 +109,37 @@ void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda
 
 int qe_fused_choice_is(const char *key) { return strncmp(key, PREFIX, sizeof PREFIX - 1) == 0; }
 
-/* Of what stands behind the last " to ", which is cut off. */
-static int result_cut(char *key, uint8_t *result_out) {
-    char *at = NULL;
+/* Takes apart what stands behind the last " to ", and cuts it off; judges no more than the result's name. */
+static int result_cut(char *key, qe_fused_shape *shape) {
+    char *at = NULL, name[8];
     for (char *next = strstr(key, BETWEEN); next; next = strstr(next + 1, BETWEEN)) at = next;
-    if (!at) return 0;
+    if (!at || sscanf(at + sizeof BETWEEN - 1, "%7s %u", name, &shape->head_dim) < 1) return 0;
+    *at = '\0';
     for (uint8_t i = 0; i < QE_FUSED_RESULTS; ++i) {
-        if (strcmp(at + sizeof BETWEEN - 1, RESULT_NAMES[i]) != 0) continue;
-        *at = '\0';
-        *result_out = i;
+        if (strcmp(name, RESULT_NAMES[i]) != 0) continue;
+        shape->result = i;
         return 1;
     }
     return 0;
 }
 
+/* Has an op of this shape a second part, and whole heads? */
+static int is_possible(const qe_fused_shape *shape) {
+    const qe_product *p = &shape->product;
+    if (p->kind == QE_OP_LINEAR_WEIGHT_GRAD || p->adds) return 0;
+    if (shape->result != QE_FUSED_ROPE) return shape->head_dim == 0;
+    return p->kind == QE_OP_LINEAR && (shape->head_dim == 0 || p->n % shape->head_dim == 0);
+}
+
 static int key_parse(const char *key, qe_fused_shape *shape_out) {
-    char product[QE_PRODUCT_KEY_BYTES] = "";
+    char product[QE_PRODUCT_KEY_BYTES] = "", again[QE_PRODUCT_KEY_BYTES];
     qe_fused_shape shape = {0};
     if (!qe_fused_choice_is(key) || strlen(key) >= sizeof product) return 0;
     memcpy(product, key + sizeof PREFIX - 1, strlen(key + sizeof PREFIX - 1));
-    if (!result_cut(product, &shape.result)) return 0;
-    if (qe_product_parse(product, &shape.product, NULL) != QE_OK) return 0;
-    if (shape.product.kind == QE_OP_LINEAR_WEIGHT_GRAD || shape.product.adds) return 0; /* they have no second part */
-    if (shape.result == QE_FUSED_ROPE && shape.product.kind != QE_OP_LINEAR) return 0;
+    if (!result_cut(product, &shape)) return 0;
+    if (qe_product_parse(product, &shape.product, NULL) != QE_OK || !is_possible(&shape)) return 0;
+    key_format(&shape, again, sizeof again);
+    if (strcmp(key, again) != 0) return 0;
     *shape_out = shape;
     return 1;
 }

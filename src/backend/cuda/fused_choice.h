@@ -27,6 +27,7 @@ typedef struct qe_fused_shape {
     qe_product product;
     uint8_t result; /* qe_fused_result */
     uint8_t reserved[3];
+    uint32_t head_dim; /* of rope; 0: any, as files said before they told it; else 0 */
 } qe_fused_shape;
 
 typedef enum qe_fused_way { QE_FUSED_APART, QE_FUSED_WHOLE } qe_fused_way;
@@ -37,7 +38,7 @@ void qe_fused_shape_of(const qe_op *op, const qe_product *product, qe_fused_shap
  * memory holds what would overlap there. For asking a kernel about shapes alone.
  * Requires: shape is of a choice that was parsed, or of an op. */
 void qe_fused_op_of(const qe_fused_shape *shape, qe_op *op_out);
-/* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", "... to rope", and the way's words. */
+/* "fused linear m2048 n28672 k4096 tn e4m3 e4m3 fast to e4m3", "... to rope 128", and the way's words. */
 void qe_fused_choice_make(const qe_fused_shape *shape, qe_fused_way way, qe_cuda_choice *choice_out);
 /* Does this key name an op of two parts, and not a product? */
 int qe_fused_choice_is(const char *key);
