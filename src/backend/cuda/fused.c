@@ -21,9 +21,7 @@ typedef struct way {
 
 struct qe_cuda_fused {
     cudaStream_t aside;
-    qe_linear_swiglu linear;
-    qe_input_grad_swiglu input_grad;
-    qe_linear_rope rope;
+    qe_product_device linear, input_grad, rope;
     way *ways;               /* [count], choices [count] beside them */
     qe_cuda_choice *choices;
     uint32_t count, capacity;

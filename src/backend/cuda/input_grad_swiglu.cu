@@ -15,7 +15,7 @@ constexpr uint32_t BAND = 8;
 constexpr uint32_t OVERLAPPED_STEPS_MIN = 32;
 
 /* [rows, columns] of elements of 1 or 2 bytes in boxes of box_bytes by box_rows; swizzled where these are 128. */
-bool map_make(const qe_input_grad_swiglu *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
+bool map_make(const qe_product_device *own, const void *at, uint32_t element_bytes, uint32_t rows, uint32_t columns,
               uint32_t box_bytes, uint32_t box_rows, CUtensorMap *map_out) {
     const tensor_axes axes = {2,
                               {columns, rows},
@@ -26,7 +26,7 @@ bool map_make(const qe_input_grad_swiglu *own, const void *at, uint32_t element_
                              axes, box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, map_out);
 }
 
-bool job_make(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, job *job_out) {
+bool job_make(const qe_product_device *own, const qe_args_linear_input_grad *a, job *job_out) {
     job j = {};
     if (!planes_of(places_of(&a->target, a->rows, 2 * a->in), &j.planes) ||
         !map_make(own, a->dy.codes, 1, a->rows, a->out, TERMS, ROWS, &j.dy) ||
@@ -52,14 +52,14 @@ bool ready(uint32_t *clusters_io) {
 }
 
 template <way WAY, int FORMAT>
-qe_status run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
+qe_status run(const qe_product_device *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
     return tiles_launch(kernel<WAY, FORMAT>, j, THREADS, SHARED_BYTES, own->clusters, stream);
 }
 
 template <int FORMAT>
-qe_status format_run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
+qe_status format_run(const qe_product_device *own, const qe_args_linear_input_grad *a, cudaStream_t stream) {
     const uint32_t steps = a->out / TERMS;
     return steps >= OVERLAPPED_STEPS_MIN && steps % BATCH == 0 ? run<OVERLAPPED, FORMAT>(own, a, stream)
                                                                : run<PLAIN, FORMAT>(own, a, stream);
@@ -87,7 +87,7 @@ bool is_target(const qe_args_linear_input_grad *a) {
 
 } // namespace
 
-qe_status qe_input_grad_swiglu_open(qe_input_grad_swiglu *own_out) {
+qe_status qe_input_grad_swiglu_open(qe_product_device *own_out) {
     void *encode = tensor_map_encoder_find();
     uint32_t clusters = 0;
     if (encode == nullptr || !ready<PLAIN, QE_FORMAT_E4M3>(&clusters) ||
@@ -111,7 +111,7 @@ int qe_input_grad_swiglu_fits(const qe_args_linear_input_grad *a) {
            is_target(a);
 }
 
-qe_status qe_input_grad_swiglu_run(const qe_input_grad_swiglu *own, const qe_args_linear_input_grad *a,
+qe_status qe_input_grad_swiglu_run(const qe_product_device *own, const qe_args_linear_input_grad *a,
                                    cudaStream_t stream) {
     return a->dy.format == QE_FORMAT_E5M2 ? format_run<QE_FORMAT_E5M2>(own, a, stream)
                                           : format_run<QE_FORMAT_E4M3>(own, a, stream);

@@ -18,7 +18,7 @@ uint64_t columns_of(const qe_args_linear_rope *a) {
     return (static_cast<uint64_t>(a->heads) + 2ull * a->kv_heads) * a->head_dim;
 }
 
-bool operands_map(const qe_linear_rope *own, const qe_args_linear_rope *a, job *j) {
+bool operands_map(const qe_product_device *own, const qe_args_linear_rope *a, job *j) {
     const cuuint64_t in = a->in;
     const tensor_axes x = {2, {in, a->rows}, {in}, {TERMS, ROWS}};
     const tensor_axes w = {5,
@@ -31,7 +31,7 @@ bool operands_map(const qe_linear_rope *own, const qe_args_linear_rope *a, job *
                              &j->w);
 }
 
-bool job_make(const qe_linear_rope *own, const qe_args_linear_rope *a, job *job_out) {
+bool job_make(const qe_product_device *own, const qe_args_linear_rope *a, job *job_out) {
     job j = {};
     j.x_scale = a->x.scale_inv, j.w_scale = a->w.scale_inv;
     j.cosine = a->cosine, j.sine = a->sine;
@@ -61,7 +61,7 @@ bool lies_apart(const qe_args_linear_rope *a) {
 
 } // namespace
 
-qe_status qe_linear_rope_open(qe_linear_rope *own_out) {
+qe_status qe_linear_rope_open(qe_product_device *own_out) {
     return kernel_open(kernel, THREADS, SHARED_BYTES, own_out);
 }
 
@@ -77,7 +77,7 @@ int qe_linear_rope_fits(const qe_args_linear_rope *a) {
            is_aligned(a->sine) && lies_apart(a);
 }
 
-qe_status qe_linear_rope_run(const qe_linear_rope *own, const qe_args_linear_rope *a, cudaStream_t stream) {
+qe_status qe_linear_rope_run(const qe_product_device *own, const qe_args_linear_rope *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
     return tiles_launch(kernel, j, THREADS, SHARED_BYTES, own->clusters, stream);

@@ -1,30 +1,25 @@
 /* linear_rope.h - a linear op whose queries and keys are rotated, as one kernel for Hopper: the bits of cuBLASLt's
  * product with fast accumulation and of rope.cu behind it.
- * Thread: any; an object is read only once it is made. */
+ * Thread: any. */
 #ifndef QE_CUDA_LINEAR_ROPE_H
 #define QE_CUDA_LINEAR_ROPE_H
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/product_device.h"
 #include "qeffect/op.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What launches need to know; made once per process and device. */
-typedef struct qe_linear_rope {
-    void *encode;      /* the driver's cuTensorMapEncodeTiled; NULL: there is none */
-    uint32_t clusters; /* that the device has at work at a time */
-} qe_linear_rope;
-
 /* Gets the kernel ready on the current device. Capture: forbidden.
  * On failure: QE_ERROR_UNSUPPORTED: this driver or device has not what it needs. */
-qe_status qe_linear_rope_open(qe_linear_rope *own_out);
+qe_status qe_linear_rope_open(qe_product_device *own_out);
 /* Is this op one of those that it computes? Touches no device. */
 int qe_linear_rope_fits(const qe_args_linear_rope *args);
 /* Queues it. Requires: it fits. Capture: recorded. On failure: QE_ERROR_DEVICE. */
-qe_status qe_linear_rope_run(const qe_linear_rope *own, const qe_args_linear_rope *args, cudaStream_t stream);
+qe_status qe_linear_rope_run(const qe_product_device *own, const qe_args_linear_rope *args, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

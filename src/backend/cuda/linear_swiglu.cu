@@ -23,7 +23,7 @@ struct matrix {
     uint32_t element_bytes, rows, columns, halves;
 };
 
-bool map_make(const qe_linear_swiglu *own, const matrix &of, uint32_t box_columns, uint32_t box_rows,
+bool map_make(const qe_product_device *own, const matrix &of, uint32_t box_columns, uint32_t box_rows,
               CUtensorMapSwizzle swizzle, CUtensorMap *map_out) {
     const bool is_double = of.halves == 2;
     const cuuint64_t bytes = static_cast<cuuint64_t>(of.columns) * of.element_bytes;
@@ -36,13 +36,13 @@ bool map_make(const qe_linear_swiglu *own, const matrix &of, uint32_t box_column
         axes, swizzle, map_out);
 }
 
-bool operands_map(const qe_linear_swiglu *own, const qe_args_linear *a, job *j) {
+bool operands_map(const qe_product_device *own, const qe_args_linear *a, job *j) {
     const matrix x = {a->x.codes, 1, a->rows, a->in, 1}, w = {a->w.codes, 1, a->out, a->in, 1};
     return map_make(own, x, TERMS, ROWS, CU_TENSOR_MAP_SWIZZLE_128B, &j->x) &&
            map_make(own, w, TERMS, COLUMNS, CU_TENSOR_MAP_SWIZZLE_128B, &j->w);
 }
 
-bool results_map(const qe_linear_swiglu *own, const qe_args_linear *a, const code_planes &planes, job *j) {
+bool results_map(const qe_product_device *own, const qe_args_linear *a, const code_planes &planes, job *j) {
     const matrix y = {a->y, 2, a->rows, a->out / 2, 2};
     const matrix codes = {planes.by_rows, 1, a->rows, a->out / 2, 1};
     const matrix turned = {planes.by_columns, 1, a->out / 2, a->rows, 1};
@@ -53,7 +53,7 @@ bool results_map(const qe_linear_swiglu *own, const qe_args_linear *a, const cod
            (!j->has_turned || map_make(own, turned, HALF_ROWS, COLUMNS, CU_TENSOR_MAP_SWIZZLE_64B, &j->turned));
 }
 
-bool job_make(const qe_linear_swiglu *own, const qe_args_linear *a, job *job_out) {
+bool job_make(const qe_product_device *own, const qe_args_linear *a, job *job_out) {
     code_planes planes = {};
     job j = {};
     if (!planes_of(places_of(&a->target, a->rows, a->out / 2), &planes)) return false;
@@ -87,7 +87,7 @@ bool is_target(const qe_args_linear *a) {
 
 } // namespace
 
-qe_status qe_linear_swiglu_open(qe_linear_swiglu *own_out) {
+qe_status qe_linear_swiglu_open(qe_product_device *own_out) {
     return kernel_open(kernel, THREADS, SHARED_BYTES, own_out);
 }
 
@@ -100,7 +100,7 @@ int qe_linear_swiglu_fits(const qe_args_linear *a) {
     return is_code(a->x, false) && is_code(a->w, false) && is_aligned(a->y) && is_target(a);
 }
 
-qe_status qe_linear_swiglu_run(const qe_linear_swiglu *own, const qe_args_linear *a, cudaStream_t stream) {
+qe_status qe_linear_swiglu_run(const qe_product_device *own, const qe_args_linear *a, cudaStream_t stream) {
     job j;
     if (!job_make(own, a, &j)) return QE_ERROR_DEVICE;
     return tiles_launch(kernel, j, THREADS, SHARED_BYTES, own->clusters, stream);

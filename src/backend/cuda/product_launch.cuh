@@ -4,6 +4,7 @@
 
 #include "backend/cuda/further_tables.h"
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/product_device.h"
 #include "backend/cuda/product_tiles.cuh"
 #include "backend/cuda/tensor_map.cuh"
 
@@ -40,8 +41,9 @@ static inline bool is_in_reach(uint64_t m, uint64_t n, uint64_t k, uint32_t colu
 }
 
 /* own_out: gets the driver's encoder and how many clusters are at work at a time. */
-template <typename Own, typename Job>
-static qe_status kernel_open(void (*kernel)(Job), uint32_t threads, uint32_t shared_bytes, Own *own_out) {
+template <typename Job>
+static qe_status kernel_open(void (*kernel)(Job), uint32_t threads, uint32_t shared_bytes,
+                             qe_product_device *own_out) {
     void *encode = tensor_map_encoder_find();
     const uint32_t clusters = encode == nullptr ? 0 : clusters_at_work(kernel, threads, CLUSTER, shared_bytes);
     if (clusters == 0) {
