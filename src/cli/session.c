@@ -242,6 +242,20 @@ static qe_capture capture_of(const qe_settings_train *train) {
                                                       : QE_CAPTURE_STEP;
 }
 
+/* Who refused memory knows what it was asked for last; plans know how much a rank takes of all kinds. */
+static void tell_whole(const qe_session *session, qe_error *error) {
+    const qe_plan *any = session->train != NULL ? session->train : session->evaluate;
+    uint64_t most = 0;
+    for (uint32_t rank = 0; rank < any->ranks; rank++) {
+        const qe_memory_ledger ledger = qe_memory_foretell(session->train, session->evaluate, rank);
+        const uint64_t bytes = qe_memory_ledger_total(&ledger);
+        if (bytes > most) most = bytes;
+    }
+    const size_t length = strlen(error->message);
+    snprintf(error->message + length, sizeof error->message - length, "; a rank takes up to %llu in all (%u %s)",
+             (unsigned long long)most, any->ranks, any->ranks == 1 ? "rank" : "ranks");
+}
+
 static qe_status make_team(qe_session *session, qe_error *error_out) {
     QE_TRY(qe_device_world_create(session->device, session->schedule.ranks, &session->world, error_out));
     qe_team_options options = {
@@ -258,6 +272,7 @@ static qe_status make_team(qe_session *session, qe_error *error_out) {
         *error_out = session->joined;
         return session->joined.status;
     }
+    if (status == QE_ERROR_MEMORY) tell_whole(session, error_out);
     QE_TRY(status);
     uint64_t before = session->use.used_bytes;
     session->use = qe_device_use_of(session->device, session->first_device);

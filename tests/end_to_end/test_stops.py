@@ -79,6 +79,19 @@ class LittleMemory(Case):
         self.assertEqual(done.returncode, ERROR)
         self.assertIn("ulimit -v", done.stderr)
 
+    @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
+    def test_memory_that_is_refused_says_how_much_all_of_it_is_and_what_lowers_it(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+        self.need_start(limit)
+        self.write_tiny()
+        done = self.run_program("train", "tiny.yaml", "--set", "model.hidden=4096", "--set", "model.ffn=16384",
+                                "--set", "pipeline.ranks=1", preexec_fn=limit)
+        self.assertEqual(done.returncode, ERROR)
+        self.assertRegex(done.stderr, r"refused \d+ bytes; a rank takes up to \d{10,} in all \(1 rank\)\n")
+        self.assertIn("what to do: ", done.stderr)
+
 
 def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
