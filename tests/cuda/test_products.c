@@ -538,6 +538,27 @@ static void a_kernel_of_ours_that_is_not_queued_says_why(void **state) {
     }
 }
 
+/* Not there, and not cuDNN. */
+static void a_cudnn_that_does_not_open_is_told_with_where_to_get_it(void **state) {
+    (void)state;
+    static const char *const names[] = {"/nonexistent/libcudnn.so.9", "libm.so.6"};
+    char *const before = getenv("QE_CUDNN"), *const kept = before ? strdup(before) : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+        qe_cuda_attention *attention = NULL;
+        qe_error error = {0};
+        assert_int_equal(setenv("QE_CUDNN", names[i], 1), 0);
+        assert_int_equal(qe_cuda_attention_create(NULL, &attention, &error), QE_ERROR_UNSUPPORTED);
+        assert_null(attention);
+        assert_non_null(strstr(error.message, names[i]));
+        assert_non_null(strstr(error.remedy, "install cuDNN"));
+    }
+    if (kept)
+        (void)setenv("QE_CUDNN", kept, 1);
+    else
+        (void)unsetenv("QE_CUDNN");
+    free(kept);
+}
+
 static void what_is_no_file_of_choices_is_refused(void **state) {
     (void)state;
     uint64_t count;
@@ -573,6 +594,7 @@ int main(void) {
         cmocka_unit_test(whatever_bytes_are_read_or_refused_with_a_way_out),
         cmocka_unit_test(memory_that_is_short_has_a_way_out),
         cmocka_unit_test(a_kernel_of_ours_that_is_not_queued_says_why),
+        cmocka_unit_test(a_cudnn_that_does_not_open_is_told_with_where_to_get_it),
         cmocka_unit_test(what_is_no_file_of_choices_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
