@@ -103,7 +103,7 @@ struct held_sums {
     float part[HELD_BLOCKS_MAX][TALL + 4]; /* of every block of the cluster, written by them; spread over banks */
     mailbox box;
 
-    /* First thing: from here on others may write to this block. Zeros where the cluster has no block. */
+    /* First thing: from here on others may write to this block. NEUTRAL where the cluster has no block. */
     METHOD void begin() {
         if (threadIdx.x == 0) {
             mailbox_open(&box);
@@ -111,7 +111,7 @@ struct held_sums {
         }
 #pragma unroll 1
         for (uint32_t i = cluster_size() * TALL + threadIdx.x; i < HELD_BLOCKS_MAX * TALL; i += HELD_THREADS<TALL>)
-            part[i / TALL][i % TALL] = 0.0f;
+            part[i / TALL][i % TALL] = NEUTRAL;
         warp_barrier(0xFFFFFFFFu);
         cluster_arrive();
     }
@@ -121,7 +121,7 @@ struct held_sums {
         float sum = spread_sum<HELD_ROWS>(sums, lane);
 #pragma unroll
         for (int step = HELD_ROWS; step < WARP; step *= 2) sum = add(sum, shuffle_xor(sum, step));
-        if (cluster_size() < HELD_BLOCKS_MAX) block_barrier(); /* the zeros of others */
+        if (cluster_size() < HELD_BLOCKS_MAX) block_barrier(); /* what others filled in */
         cluster_wait();
         float *own = &part[cluster_rank()][threadIdx.x / WARP * HELD_ROWS + held_row_of(lane)];
 #pragma unroll

@@ -9,7 +9,8 @@
 
 /* More shared memory than 48 KiB has to be asked for; what a kernel declares itself comes on top of this. */
 enum { LAUNCH_SHARED_STATIC = 40 * 1024 };
-enum { LAUNCH_CLUSTER_ANY = 8 }; /* blocks of a cluster that every chip runs; for more, a kernel has to ask */
+enum { LAUNCH_CLUSTER_ANY = 8, LAUNCH_CLUSTER_MOST = 16 }; /* blocks of a cluster that every chip runs; with leave */
+enum { LAUNCH_DEVICES_MOST = 64 }; /* whose answers are remembered */
 enum { GRID_TALL_MAX = 65535 }; /* of gridDim.y, and of z: tall.cuh */
 
 /* attribute: lives as long as the configuration. */
@@ -52,6 +53,24 @@ static uint32_t clusters_at_work(void (*kernel)(Parameters...), uint32_t threads
         cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
         return 0;
     return static_cast<uint32_t>(clusters);
+}
+
+/* Does this device run the kernel in clusters of so many blocks, at most LAUNCH_CLUSTER_MOST? Remembered: asking the
+ * driver would cost half a microsecond of every launch. Leaves no error behind. */
+template <auto KERNEL_OF>
+static bool cluster_runs(uint32_t threads, uint32_t cluster) {
+    enum : uint8_t { UNKNOWN, NO, YES };
+    static uint8_t answers[LAUNCH_DEVICES_MOST][LAUNCH_CLUSTER_MOST + 1];
+    uint8_t unkept = UNKNOWN, *kept = &unkept;
+    int device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && device < LAUNCH_DEVICES_MOST) kept = &answers[device][cluster];
+    uint8_t answer = __atomic_load_n(kept, __ATOMIC_RELAXED);
+    if (answer == UNKNOWN) {
+        answer = clusters_at_work(KERNEL_OF, threads, cluster, 0) > 0 ? YES : NO;
+        if (answer == NO) (void)cudaGetLastError();
+        __atomic_store_n(kept, answer, __ATOMIC_RELAXED);
+    }
+    return answer == YES;
 }
 
 /* May a launch have so many blocks? Asked here, so that the answer is in one word whatever a driver says. */

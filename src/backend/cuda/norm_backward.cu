@@ -74,7 +74,7 @@ template <int FORMAT>
 static qe_status backward_held_launch(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
     const uint32_t blocks = job.planes.columns / HELD_COLUMNS, threads = BACKWARD_HELD_THREADS;
     if (!held_fits<BACKWARD_TALL>(job.planes.rows, job.planes.columns) ||
-        clusters_at_work(norm_backward_held_kernel<FORMAT>, threads, blocks, 0) == 0)
+        !cluster_runs<norm_backward_held_kernel<FORMAT>>(threads, blocks))
         return QE_ERROR_UNSUPPORTED;
     return launch(norm_backward_held_kernel<FORMAT>, dim3(blocks, clusters), threads, blocks, 0, stream, job);
 }

@@ -154,7 +154,7 @@ KERNEL void __launch_bounds__(CLUSTER_WARPS_MAX * 32)
     const float rstd = row < job.planes.rows ? __ldg(job.rstd + row) : 0.0f;
     float gain[8], sums[ROWS];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) gain[k] = rows.inside ? __ldg(job.gain + rows.column + k) : 0.0f;
+    for (int k = 0; k < 8; ++k) gain[k] = rows.inside ? __ldg(job.gain + rows.column + k) : NEUTRAL; /* so sums are */
     warp_barrier(0xFFFFFFFFu);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {

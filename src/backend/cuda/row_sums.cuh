@@ -2,8 +2,8 @@
  *
  * A cluster takes 32 rows of all columns. A thread has ROWS rows of eight columns, a warp 32 / ROWS threads below each
  * other and ROWS side by side; warps and blocks stand side by side, `warps` a power of two. The order of a sum: eight
- * neighbours in order, with fused multiply-adds, then a binary tree over these eights, filled up with zeros on the
- * right. It depends on the width of a row alone, not on how threads are cut.
+ * neighbours in order, with fused multiply-adds, then a binary tree over these eights, filled up on the right with
+ * zeros that change nothing. It depends on the width of a row alone, not on how threads are cut.
  *
  *   begin -> send -> receive, once per kernel */
 #ifndef QE_CUDA_ROW_SUMS_CUH
@@ -12,6 +12,9 @@
 #include "backend/cuda/codec.cuh"
 
 enum { CLUSTER_ROWS = 32, CLUSTER_BLOCKS_MAX = 8, CLUSTER_WARPS_MIN = 4, CLUSTER_WARPS_MAX = 16 };
+
+/* The zero that leaves every sum as it is: 0 would turn a sum of -0 into 0. */
+static const float NEUTRAL = -0.0f;
 
 struct row_shared {
     float part[CLUSTER_WARPS_MAX][CLUSTER_ROWS];
@@ -76,15 +79,15 @@ DEVICE float warps_sum(const float *at, uint32_t warps) {
     return tree_sum<16>(at, CLUSTER_ROWS);
 }
 
-/* First thing in the kernel: from here on others may write to this block. Zeros where the cluster has no block: seen by
- * all after the barrier in send. */
+/* First thing in the kernel: from here on others may write to this block. NEUTRAL where the cluster has no block: seen
+ * by all after the barrier in send. */
 DEVICE void row_sums_begin(row_shared &shared) {
     if (threadIdx.x == 0) {
         mailbox_open(&shared.box);
         mailbox_arm(&shared.box, cluster_size() * CLUSTER_ROWS * sizeof(float));
     }
     for (uint32_t i = threadIdx.x; i < CLUSTER_BLOCKS_MAX * CLUSTER_ROWS; i += blockDim.x)
-        if (i / CLUSTER_ROWS >= cluster_size()) shared.total[i / CLUSTER_ROWS][i % CLUSTER_ROWS] = 0.0f;
+        if (i / CLUSTER_ROWS >= cluster_size()) shared.total[i / CLUSTER_ROWS][i % CLUSTER_ROWS] = NEUTRAL;
     warp_barrier(0xFFFFFFFFu);
     cluster_arrive();
 }

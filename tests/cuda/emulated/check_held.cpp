@@ -109,6 +109,14 @@ enum { NO_RESIDUAL = 1, NO_GRADIENT = 2 };
 
 /* Of eight rows a thread in both, as for large shapes: the gain's sums have an order. */
 template <int FORMAT>
+bool backward_run(const norm_backward_job &registers, const norm_backward_job &held, const shape &s) {
+    const cluster_shape by = cluster_shape_of<8>(s.hidden);
+    const dim3 grid = grid_of(s, BACKWARD_TALL), as_wide(by.blocks, grid.y);
+    return launch(norm_backward_kernel<FORMAT, 8>, as_wide, by.warps * WARP, by.blocks, 0, nullptr, registers) == 0 &&
+           launch(norm_backward_held_kernel<FORMAT>, grid, BACKWARD_HELD_THREADS, grid.x, 0, nullptr, held) == 0;
+}
+
+template <int FORMAT>
 void backward_check(checks &all, const target_case &c, const shape &s, kind k, int without = 0) {
     const backward_inputs in(s, k);
     target_memory wanted(c, s.rows, s.hidden), found(c, s.rows, s.hidden);
@@ -120,16 +128,29 @@ void backward_check(checks &all, const target_case &c, const shape &s, kind k, i
         if (without & NO_RESIDUAL) j->residual = nullptr;
         if (without & NO_GRADIENT) j->partials = nullptr;
     }
-    const cluster_shape by = cluster_shape_of<8>(s.hidden);
-    const dim3 grid = grid_of(s, BACKWARD_TALL);
-    std::string wrong;
-    if (launch(norm_backward_kernel<FORMAT, 8>, dim3(by.blocks, grid.y), by.warps * WARP, by.blocks, 0, nullptr, job) ||
-        launch(norm_backward_held_kernel<FORMAT>, grid, BACKWARD_HELD_THREADS, grid.x, 0, nullptr, held))
-        wrong = "a kernel was refused";
+    std::string wrong = backward_run<FORMAT>(job, held, s) ? "" : "a kernel was refused";
     if (wrong.empty() && !(found.is_guarded() && second.is_guarded())) wrong = "written beyond the end";
     if (wrong.empty() && !first.equals(second)) wrong = "another gradient";
     if (wrong.empty() && FORMAT != FORMAT_NONE && wanted.bytes() != found.bytes()) wrong = "other codes";
     all.report(name_of("norm_backward held", c, s.rows, s.hidden), wrong);
+}
+
+/* Where all products of a row are -0 so is their sum, and dx is -0 - (x*rstd)*-0 = 0: what rows are filled up with must
+ * not show. */
+void backward_zero_check(checks &all, const shape &s) {
+    backward_inputs in(s, PLAIN);
+    in.dy.put(std::vector<uint16_t>(s.count(), 0x8000)), in.x.put(std::vector<uint16_t>(s.count(), 0x3F80));
+    in.gain.put(std::vector<float>(s.hidden, 1.0f)), in.rstd.put(std::vector<float>(s.rows, 1.0f));
+    const target_case none = {QE_RECIPE_BF16, QE_FORMAT_BF16, false, false, false, false, 1.0f, 0.0f};
+    target_memory nothing(none, s.rows, s.hidden);
+    const outputs first(s, 0xA5), second(s, 0x5A);
+    norm_backward_job job = backward_job<FORMAT_NONE>(in, first, nothing, s),
+                      held = backward_job<FORMAT_NONE>(in, second, nothing, s);
+    job.residual = held.residual = nullptr;
+    std::string wrong = backward_run<FORMAT_NONE>(job, held, s) ? "" : "a kernel was refused";
+    for (const outputs *out : {&first, &second})
+        if (wrong.empty() && out->dx.get<uint16_t>() != std::vector<uint16_t>(s.count(), 0)) wrong = "a zero's sign";
+    all.report("norm_backward of zeros " + std::to_string(s.rows) + "x" + std::to_string(s.hidden), wrong);
 }
 
 }  // namespace
@@ -151,4 +172,5 @@ void check_held(checks &all) {
     }
     norm_check<QE_FORMAT_E4M3, 64>(all, e4m3, {64, 4096}, SPECIAL);
     backward_check<QE_FORMAT_E5M2>(all, e5m2, {32, 4096}, SPECIAL);
+    for (uint32_t hidden : {256, 768, 2048, 4096}) backward_zero_check(all, {32, hidden});
 }

@@ -22,9 +22,9 @@ static qe_status launch(void (*kernel)(Job), dim3 grid, uint32_t threads, uint32
     return QE_OK;
 }
 
-template <typename Job>
-static uint32_t clusters_at_work(void (*)(Job), uint32_t, uint32_t, size_t) {
-    return 1;
+template <auto KERNEL_OF>
+static bool cluster_runs(uint32_t, uint32_t) {
+    return true;
 }
 
 #define LAUNCH_TRY(call)                                  \
