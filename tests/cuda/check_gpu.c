@@ -39,6 +39,8 @@ typedef struct clean {
     qe_capture capture;
     uint32_t steps, wrong;
     int same;
+    uint64_t allocations; /* of device memory, while they ran */
+    int64_t fell_bytes;   /* free memory of the GPU, whoever took it */
     /* medians, without delays: a step with contracts and order, one without either, and recording all graphs */
     double checked_ms, off_ms, record_ms;
 } clean;
@@ -54,6 +56,8 @@ typedef struct check {
     uint32_t clean_count; /* modes so far */
     planted planted[PLANTED_MAX];
     uint32_t planted_count;
+    overwritten words[MODES];
+    uint32_t words_count;
     double started;
 } check;
 
@@ -175,11 +179,27 @@ static void trap_all(check *c, world *w, const way *on, qe_capture capture, uint
     for (uint32_t i = first; i < c->row_count; i++) c->rows[i].delayed = tally_of(c, w, &c->rows[i], runs, 1);
 }
 
-/* On the team that trap_all left: its graphs still hold delays. */
+/* Calls for memory so far, of all ranks; *free_out: bytes that are left. */
+static uint64_t allocations_of(int64_t *free_out) {
+    uint64_t count = 0;
+    for (int i = 0; i < CUT_DEVICES_MAX; i++) {
+        if (cut.devices[i] == NULL) continue;
+        const qe_cuda_memory memory = qe_cuda_memory_of(cut.devices[i]->inner);
+        count += memory.allocations;
+        *free_out = (int64_t)memory.free_bytes;
+    }
+    return count;
+}
+
+/* On the team that trap_all left: its graphs still hold delays, and its first steps are long over. */
 static void stay_clean(check *c, world *w, const way *on, clean *result) {
+    int64_t free_before = 0, free_after = 0;
     progress(c, on->schedule, mode_names[result->capture], "clean steps with delays");
+    const uint64_t before = allocations_of(&free_before);
     result->steps = c->steps;
     result->wrong = cut_clean_run(w, &c->reference, c->steps, &result->same);
+    result->allocations = allocations_of(&free_after) - before;
+    result->fell_bytes = free_before - free_after;
 }
 
 static void find_real(check *c, const way *on, clean *result) {
@@ -216,6 +236,14 @@ static void check_modes(check *c) {
         stay_clean(c, &w, &all, result);
         world_close(&w);
         find_real(c, &all, result);
+    }
+}
+
+static void check_words(check *c) {
+    for (int capture = QE_CAPTURE_LAYER; capture <= QE_CAPTURE_ACTION; capture++) {
+        if (!is_wanted(c, (qe_capture)capture)) continue;
+        progress(c, "1f1b", mode_names[capture], "witness words overwritten");
+        c->words[c->words_count++] = words_overwritten((qe_capture)capture);
     }
 }
 
@@ -266,11 +294,17 @@ static int kind_is_real(const check *c, cut_kind kind) {
     return !tried;
 }
 
+static int words_hold(const overwritten *w) {
+    return w->trapped == w->tried && w->state_kept == w->tried && w->went_on == w->tried;
+}
+
 static int all_holds(const check *c) {
     int holds = 1;
     for (uint32_t i = 0; i < c->row_count; i++) holds &= row_holds(&c->rows[i]);
     for (int kind = CUT_ENTER; kind < CUT_KINDS; kind++) holds &= kind_is_real(c, (cut_kind)kind);
-    for (uint32_t i = 0; i < c->clean_count; i++) holds &= c->cleans[i].wrong == 0 && c->cleans[i].same;
+    for (uint32_t i = 0; i < c->clean_count; i++)
+        holds &= c->cleans[i].wrong == 0 && c->cleans[i].same && c->cleans[i].allocations == 0;
+    for (uint32_t i = 0; i < c->words_count; i++) holds &= words_hold(&c->words[i]);
     for (uint32_t i = 0; i < c->planted_count; i++) holds &= c->planted[i].refused == c->planted[i].refusal_due;
     return holds;
 }
@@ -307,6 +341,8 @@ static void print_clean(const clean *result) {
     const char *mode = mode_names[result->capture];
     printf("clean       %-7s %u steps with delays: %u refused or other losses, %s bits at the end\n", mode,
            result->steps, result->wrong, result->same ? "the same" : "OTHER");
+    printf("memory      %-7s %llu allocations in these steps; free memory fell by %lld bytes\n", mode,
+           (unsigned long long)result->allocations, (long long)result->fell_bytes);
     printf("cost        %-7s a step takes %.2f ms with contracts and order, %.2f ms without", mode, result->checked_ms,
            result->off_ms);
     if (result->capture != QE_CAPTURE_NONE) printf("; recording all graphs takes %.1f ms", result->record_ms);
@@ -319,6 +355,10 @@ static void print_text(const check *c) {
     printf("why recordings were refused:\n");
     print_words(c);
     for (uint32_t i = 0; i < c->clean_count; i++) print_clean(&c->cleans[i]);
+    for (uint32_t i = 0; i < c->words_count; i++)
+        printf("words       %-7s %u overwritten between launches: %u trapped, %u states kept, %u went on\n",
+               mode_names[c->words[i].capture], c->words[i].tried, c->words[i].trapped, c->words[i].state_kept,
+               c->words[i].went_on);
     for (uint32_t i = 0; i < c->planted_count; i++)
         printf("planted     %s: %s%s%s\n", c->planted[i].what, c->planted[i].refused ? "refused" : "accepted",
                c->planted[i].refused ? ": " : "", c->planted[i].words);
@@ -363,11 +403,17 @@ static void print_json(const check *c) {
     }
     printf("],\n\"clean\":[");
     for (uint32_t i = 0; i < c->clean_count; i++)
-        printf("%s{\"mode\":\"%s\",\"steps\":%u,\"wrong\":%u,\"same_state\":%s,\"checked_ms\":%.3f,\"off_ms\":%.3f,"
-               "\"record_ms\":%.3f}",
+        printf("%s{\"mode\":\"%s\",\"steps\":%u,\"wrong\":%u,\"same_state\":%s,\"allocations\":%llu,"
+               "\"free_fell_bytes\":%lld,\"checked_ms\":%.3f,\"off_ms\":%.3f,\"record_ms\":%.3f}",
                i > 0 ? ",\n" : "", mode_names[c->cleans[i].capture], c->cleans[i].steps, c->cleans[i].wrong,
-               c->cleans[i].same ? "true" : "false", c->cleans[i].checked_ms, c->cleans[i].off_ms,
+               c->cleans[i].same ? "true" : "false", (unsigned long long)c->cleans[i].allocations,
+               (long long)c->cleans[i].fell_bytes, c->cleans[i].checked_ms, c->cleans[i].off_ms,
                c->cleans[i].record_ms);
+    printf("],\n\"words\":[");
+    for (uint32_t i = 0; i < c->words_count; i++)
+        printf("%s{\"mode\":\"%s\",\"tried\":%u,\"trapped\":%u,\"state_kept\":%u,\"went_on\":%u}", i > 0 ? "," : "",
+               mode_names[c->words[i].capture], c->words[i].tried, c->words[i].trapped, c->words[i].state_kept,
+               c->words[i].went_on);
     printf("],\n\"planted\":[");
     for (uint32_t i = 0; i < c->planted_count; i++) {
         printf("%s{\"what\":\"%s\",\"refused\":%s,\"message\":", i > 0 ? "," : "", c->planted[i].what,
@@ -422,6 +468,7 @@ int main(int argc, char **argv) {
     make_reference(&c);
     check_modes(&c);
     check_schedules(&c);
+    check_words(&c);
     if (c.json) print_json(&c);
     else print_text(&c);
     cut_reference_free(&c.reference);

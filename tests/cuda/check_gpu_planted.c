@@ -101,6 +101,25 @@ static qe_status pair_with_order(const bench *b) {
     return status == QE_OK ? edge(b, b->side, b->compute, b->back) : status;
 }
 
+/* The second copy may begin when the first one's blocks say so, and not only when they are done. */
+static qe_status programmatic_edge(const bench *b) {
+    enum cudaStreamCaptureStatus state;
+    const cudaGraphNode_t *nodes = NULL;
+    size_t count = 0;
+    cudaGraphEdgeData early[1] = {{.from_port = cudaGraphKernelNodePortProgrammatic}};
+    cudaGraphNode_t behind[1];
+    early[0].type = cudaGraphDependencyTypeProgrammatic;
+    qe_status status = cuda()->stream->submit(b->compute, &b->first);
+    if (status != QE_OK) return status;
+    const cudaStream_t stream = b->compute->stream;
+    if (cudaStreamGetCaptureInfo(stream, &state, NULL, NULL, &nodes, NULL, &count) != cudaSuccess || count != 1)
+        return QE_ERROR_DEVICE;
+    behind[0] = nodes[0];
+    if (cudaStreamUpdateCaptureDependencies(stream, behind, early, 1, cudaStreamSetCaptureDependencies) != cudaSuccess)
+        return QE_ERROR_DEVICE;
+    return cuda()->stream->submit(b->compute, &b->second);
+}
+
 static qe_status lane_that_stays_away(const bench *b) {
     qe_status status = edge(b, b->compute, b->side, b->out);
     return status == QE_OK ? two_copies(b, b->side) : status;
@@ -132,6 +151,7 @@ uint32_t planted_graphs(planted *graphs_out) {
         {"a node behind the last op that no op made", 1, node_behind},
         {"two ops that touch the same bytes, without an order", 1, pair_without_order},
         {"the same two ops, ordered by an event", 0, pair_with_order},
+        {"the same two ops, ordered by a programmatic edge", 1, programmatic_edge},
         {"a stream that joined and does not come back", 1, lane_that_stays_away},
         {"an op on a stream that takes no part", 1, op_outside},
     };
