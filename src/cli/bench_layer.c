@@ -247,7 +247,7 @@ double qe_bench_layer_floor_ms(const qe_bench_layer *bench, const qe_bench_ceili
 qe_status qe_bench_layer_measure(qe_layer *layer, double seconds, int with_eager, qe_bench_layer *out,
                                  qe_error *error_out) {
     out->capture_s = layer->capture_s;
-    out->graph_bytes = layer->graph_bytes / layer->options.sets;
+    out->graph_bytes = layer->graph_bytes;
     /* Before the long run, which leaves the chip at a lower clock: guards are latency alone. */
     QE_TRY(time_guards(layer, &out->guards_us, error_out));
     QE_TRY(time_host(layer, out, error_out));

@@ -217,26 +217,43 @@ static qe_status warm(qe_layer *layer, qe_error *error_out) {
     return qe_layer_sync(layer, error_out);
 }
 
-static qe_status record(qe_layer *layer, qe_layer_set *set, qe_error *error_out) {
+static qe_status record(const qe_layer *layer, const qe_layer_set *set, qe_graph **graph_out, qe_error *error_out) {
     const qe_stream_ops *streams = layer->backend->stream;
     QE_TRY(layer->backend->graph->begin(layer->stream, error_out));
     qe_status status = streams->submit(layer->stream, &layer->head_guard);
     for (uint32_t i = 0; status == QE_OK && i < set->op_count; i++)
         status = streams->submit(layer->stream, &set->ops[i]);
     if (status == QE_OK) status = streams->submit(layer->stream, &layer->tail_guard);
-    if (status == QE_OK) return layer->backend->graph->end(layer->stream, &set->graph, error_out);
+    if (status == QE_OK) return layer->backend->graph->end(layer->stream, graph_out, error_out);
     layer->backend->graph->abandon(layer->stream);
     return qe_error_set(error_out, status, NULL, "an op of the layer could not be recorded");
 }
 
 static qe_status record_all(qe_layer *layer, qe_error *error_out) {
     double begin = qe_bench_now();
-    for (uint32_t i = 0; i < layer->options.sets; i++) {
-        QE_TRY(record(layer, &layer->set[i], error_out));
-        layer->graph_bytes += layer->backend->graph->info(layer->set[i].graph).bytes;
-    }
+    for (uint32_t i = 0; i < layer->options.sets; i++)
+        QE_TRY(record(layer, &layer->set[i], &layer->set[i].graph, error_out));
     layer->capture_s = qe_bench_now() - begin;
     return QE_OK;
+}
+
+/* A driver gives memory out in pieces that hold several graphs, and keeps those of graphs that are gone: what many take
+ * together tells, from the first piece on. */
+static qe_status weigh_graphs(qe_layer *layer, qe_error *error_out) {
+    enum { COUNTED = 256, COPIES_MAX = 4 * COUNTED };
+    qe_graph *copies[COPIES_MAX];
+    int made = 0, counted = -1; /* -1: no piece yet */
+    qe_status status = QE_OK;
+    while (made < COPIES_MAX && counted < COUNTED) {
+        status = record(layer, &layer->set[0], &copies[made], error_out);
+        if (status != QE_OK) break;
+        const uint64_t bytes = layer->backend->graph->info(copies[made++]).bytes;
+        if (counted >= 0) layer->graph_bytes += bytes;
+        if (counted >= 0 || bytes > 0) counted++;
+    }
+    if (counted > 0) layer->graph_bytes /= (uint64_t)counted;
+    while (made > 0) layer->backend->graph->destroy(copies[--made]);
+    return status;
 }
 
 qe_status qe_layer_open(qe_layer *layer, const qe_layer_shape *shape, const qe_layer_options *options,
@@ -256,7 +273,8 @@ qe_status qe_layer_open(qe_layer *layer, const qe_layer_shape *shape, const qe_l
     QE_TRY(lower(layer, NULL, QE_PHASE_FILL, layer->fill, &layer->fill_count));
     for (uint32_t i = 0; i < options->sets; i++) QE_TRY(make_set(layer, &layer->set[i], error_out));
     QE_TRY(warm(layer, error_out));
-    return record_all(layer, error_out);
+    QE_TRY(record_all(layer, error_out));
+    return weigh_graphs(layer, error_out);
 }
 
 void qe_layer_close(qe_layer *layer) {

@@ -51,7 +51,7 @@ typedef struct qe_layer {
     qe_layer_set set[QE_LAYER_SETS_MAX];
     void *taken[256]; /* everything that was allocated */
     uint32_t taken_count;
-    uint64_t graph_bytes;
+    uint64_t graph_bytes; /* of a set's graph, as the device tells it of many */
     double capture_s; /* recording and instantiating all sets' graphs */
     char identity[160];
 } qe_layer;
