@@ -344,7 +344,7 @@ static int run_bench(qe_cli *cli) {
     if (status != QE_EXIT_OK) return status;
     status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, &b.settings);
     if (status != QE_EXIT_OK) return status;
-    qe_device_unused_print(device, &b.settings.train);
+    qe_device_unused_print(device, &b.settings);
     if (getloadavg(&b.load, 1) != 1) b.load = -1;
     if (b.load > 0.5) fprintf(stderr, "the machine is busy (load %.2f): ratios hold better than times do\n", b.load);
     status = measure(&b, &error) == QE_OK ? report(&b) : qe_cli_error(cli, &error);

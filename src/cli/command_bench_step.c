@@ -248,6 +248,7 @@ static int run_bench_step(qe_cli *cli) {
         if (strcmp(name, shapes[i].name) == 0) {
             status = qe_bench_shape_settings(cli, &shapes[i], &b.settings);
             if (status != QE_EXIT_OK) return status;
+            qe_device_unused_print(b.device, &b.settings);
             return measure(&b, &error) == QE_OK ? report(&b) : qe_cli_error(cli, &error);
         }
     return qe_cli_usage(cli, "there is no shape '%s'; see --help", name);

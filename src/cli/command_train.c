@@ -386,7 +386,7 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
         .break_schedule = is_schedule_rule(t->inject) ? t->inject : QE_RULE_NONE,
     };
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
-    qe_device_unused_print(t->device, &settings->train);
+    qe_device_unused_print(t->device, settings);
     qe_status status = bring_choices(t, settings, &error);
     if (status == QE_OK) status = qe_session_open(&t->session, settings, &options, &error);
     if (status == QE_OK) status = prepare(t, dump_steps, &error);

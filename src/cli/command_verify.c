@@ -74,7 +74,8 @@ static int make_settings(qe_cli *cli, qe_device_kind device, qe_settings *settin
     qe_error error = {0};
     int status = qe_session_settings(cli, cli->argument_count > 0 ? cli->arguments[0] : NULL, NULL, settings);
     if (status != QE_EXIT_OK) return status;
-    qe_device_unused_print(device, &settings->train);
+    if (qe_cli_value(cli, "row") == NULL) /* the process that makes the rows has said it */
+        qe_device_unused_print(device, settings);
     set_defaults(settings, small, sizeof small / sizeof *small);
     if (qe_device_is_gpu(device))
         set_defaults(settings, whole_sixteens, sizeof whole_sixteens / sizeof *whole_sixteens);

@@ -28,7 +28,7 @@ int qe_device_is_gpu(qe_device_kind kind);
 int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out);
 
 /* Says which settings this device has no use for: they are no mistake where a file serves a GPU as well. */
-void qe_device_unused_print(qe_device_kind kind, const qe_settings_train *settings);
+void qe_device_unused_print(qe_device_kind kind, const qe_settings *settings);
 
 const qe_backend *qe_device_backend(qe_device_kind kind);
 const qe_comm_ops *qe_device_comm(qe_device_kind kind);

@@ -62,9 +62,12 @@ class Output(Case):
         run = ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "train.steps=1")
         plain = self.succeed(*run)
         self.assertNotIn("--device cuda", plain.stderr)
-        told = self.succeed(*run, "--set", "train.algorithms=chosen", "--set", "train.timeline=line.json",
-                            "--set", "train.nvtx=true")
-        for key in "train.algorithms", "train.timeline", "train.nvtx":
+        values = {"train.algorithms": "chosen", "train.timeline": "line.json", "train.nvtx": "true",
+                  "train.deterministic": "false", "recipe.forward": "split", "recipe.input_grad": "fast",
+                  "recipe.weight_grad": "fast", "contracts.order": "true"}
+        given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        told = self.succeed(*run, *given)
+        for key in values:
             self.assertIn(f"{key} is for a GPU (--device cuda); on this device it does nothing\n", told.stderr)
         self.assertEqual(told.stdout.split("state_hash")[1], plain.stdout.split("state_hash")[1])
 
