@@ -65,8 +65,11 @@ static int note_history(const noted_step *at, uint32_t rank) {
     if (qe_team_history(at->session->team, rank, &history, &error) != QE_OK) return 0;
     int told = qe_program_judge(&history, &violations, &error) == QE_CONTRACT;
     if (told) note_all(at, rank, &violations, &history);
-    if (told && !at->observed->traced)
+    if (told && !at->observed->traced) {
+        error = (qe_error){0};
         at->observed->traced = qe_session_write_trace(at->session, &history, &error) == 0;
+        snprintf(at->observed->untraced, sizeof at->observed->untraced, "%s", error.message);
+    }
     qe_program_deinit(&history);
     return told;
 }
@@ -97,6 +100,8 @@ void qe_observed_print(const qe_observed *observed, const qe_session *session, c
     if (observed->traced)
         fprintf(stderr, "the first of %llu observed steps is in %s; `%s trace check %s` tells the same of it\n",
                 (unsigned long long)observed->steps, trace, program_name, trace);
+    else if (observed->untraced[0])
+        fprintf(stderr, "no trace was written to %s: %s\n", trace, observed->untraced);
 }
 
 json_t *qe_observed_json(const qe_observed *observed) {

@@ -22,6 +22,7 @@ typedef struct qe_observed {
     uint32_t kind_count;
     uint64_t steps, others; /* steps with a breach; breaches of kinds that were not kept */
     int traced;             /* contracts.trace holds the first of those steps */
+    char untraced[QE_ERROR_TEXT_BYTES]; /* why it could not be written; empty where nothing went wrong */
 } qe_observed;
 
 /* Takes in what a step or an evaluation that went on has broken, as the judgement of its history tells it; the first

@@ -174,7 +174,7 @@ void qe_session_report_breach(qe_session *session, const char *program_name, con
         fprintf(stderr, "the refused step is in %s; `%s trace check %s` gives the same verdict\n",
                 session->settings.contracts.trace, program_name, session->settings.contracts.trace);
     else if (error.status != QE_OK)
-        fprintf(stderr, "no trace was written: %s\n", error.message);
+        fprintf(stderr, "no trace was written to %s: %s\n", session->settings.contracts.trace, error.message);
     if (document_out == NULL) {
         json_decref(list);
         return;

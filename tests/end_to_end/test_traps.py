@@ -138,6 +138,13 @@ class Traps(Case):
                 self.assertEqual(told, told_again)
                 self.assertEqual(sum(breach["count"] for breach in in_step), again["violation_count"])
 
+    def test_a_trace_that_cannot_be_written_is_told_with_its_path(self):
+        for contracts, status in ("trap", CONTRACT), ("observe", 0):
+            done = self.run_program("train", "tiny.yaml", *SHORT, "--inject", "grad.twice@2", "--contracts", contracts,
+                                    "--set", "contracts.trace=missing/trap.qet")
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertRegex(done.stderr, r"(?m)^no trace was written to missing/trap\.qet: .*No such file or dir")
+
     def test_what_is_observed_in_several_steps_is_told_once_with_its_count(self):
         answer, again = self.observed("graph.address@2", "--mode", "captured")
         told = [breach for breach in answer["observed"] if breach["during"] == "training"]
