@@ -169,10 +169,12 @@ static void print_saved(const row *r) {
     double copied = r->moved_bytes + r->summed_bytes;
     printf("  saved           %9.3f ms   foretold %7.3f ms   saved / foretold %.2f\n", r->saved_ms, foretold_ms(r),
            r->saved_ms / foretold_ms(r));
-    printf("  foretold        %9.3f ms for %.3f GB in %llu copies (%.2f TB/s), less %.3f ms for %.3f GB that products "
-           "do not read (%.2f TB/s)\n",
-           d->copies_ms, 1e-9 * copied, (unsigned long long)r->launches, rate_tb(copied, d->copies_ms), d->reads_ms,
-           1e-9 * d->read_bytes, rate_tb(d->read_bytes, d->reads_ms));
+    printf("  foretold        %9.3f ms for %.3f GB in %llu copies, each way counted (%.2f TB/s)", d->copies_ms,
+           1e-9 * copied, (unsigned long long)r->launches, rate_tb(copied, d->copies_ms));
+    if (d->read_bytes > 0)
+        printf(", less %.3f ms for %.3f GB that products do not read (%.2f TB/s)", d->reads_ms, 1e-9 * d->read_bytes,
+               rate_tb(d->read_bytes, d->reads_ms));
+    printf("\n");
     printf("  at large rates  %9.3f ms for the copies   saved / that %.2f\n", r->bytes_ms, r->saved_ms / r->bytes_ms);
 }
 
@@ -218,14 +220,18 @@ static int shape_of(const char *name, qe_bench_shape *shape_out) {
     return 1;
 }
 
-static int run_shape(bench *b, const char *name) {
+static int name_shape(bench *b, const char *name) {
     qe_bench_shape shape;
-    qe_error error = {0};
     memset(&b->row, 0, sizeof b->row);
     if (strlen(name) >= SHAPE_NAME_BYTES || !shape_of(name, &shape))
         return qe_cli_usage(b->cli, "there is no shape '%s'; see --help", name);
     snprintf(b->row.name, sizeof b->row.name, "%s", name);
-    int status = qe_bench_shape_settings(b->cli, &shape, &b->row.settings);
+    return qe_bench_shape_settings(b->cli, &shape, &b->row.settings);
+}
+
+static int run_shape(bench *b, const char *name) {
+    qe_error error = {0};
+    int status = name_shape(b, name);
     if (status != QE_EXIT_OK) return status;
     if (measure(b, &error) != QE_OK) return qe_cli_error(b->cli, &error);
     if (b->cli->json) json_array_append_new(b->list, row_json(b));
@@ -234,13 +240,17 @@ static int run_shape(bench *b, const char *name) {
     return QE_EXIT_OK;
 }
 
+/* A slip in the last shape is told before the first is timed. */
 static int run_shapes(bench *b) {
     qe_error error = {0};
-    int status = QE_EXIT_OK;
+    const char *usual = qe_device_is_gpu(b->device) ? "h2048-t1024" : "reference";
+    const char *const *names = b->cli->argument_count == 0 ? &usual : (const char *const *)b->cli->arguments;
+    int count = b->cli->argument_count == 0 ? 1 : b->cli->argument_count, status = QE_EXIT_OK;
+    for (int i = 0; status == QE_EXIT_OK && i < count; i++) status = name_shape(b, names[i]);
+    if (status != QE_EXIT_OK) return status;
+    qe_device_unused_print(b->device, &b->row.settings);
     if (qe_bench_run_ceilings(b->device, &b->ceilings, &error) != QE_OK) return qe_cli_error(b->cli, &error);
-    if (b->cli->argument_count == 0) status = run_shape(b, qe_device_is_gpu(b->device) ? "h2048-t1024" : "reference");
-    for (int i = 0; status == QE_EXIT_OK && i < b->cli->argument_count; i++)
-        status = run_shape(b, b->cli->arguments[i]);
+    for (int i = 0; status == QE_EXIT_OK && i < count; i++) status = run_shape(b, names[i]);
     if (status == QE_EXIT_OK && b->differs) status = QE_EXIT_DIFFERS;
     int told = status == QE_EXIT_OK || status == QE_EXIT_DIFFERS;
     if (!told) return status;

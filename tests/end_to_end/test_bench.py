@@ -23,6 +23,17 @@ class Bench(Case):
         self.assertLessEqual(layer["launch_low_us"], layer["launch_us"])
         self.assertLessEqual(layer["launch_us"], layer["launch_high_us"])
 
+    def test_a_shape_that_there_is_not_is_refused_before_the_first_is_timed(self):
+        for command in ("layer", "tiny"), ("placement", "reference"):
+            refused = self.run_program("bench", *command, "h12")
+            self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+            self.assertIn("there is no shape 'h12'", refused.stderr)
+
+    def test_steps_and_placements_say_which_settings_the_host_has_no_use_for(self):
+        for command in ("step", "--way", "eager", "--steps", "1"), ("placement", "--pairs", "1", "--steps", "1"):
+            told = self.succeed("bench", *command, "--set", "train.algorithms=chosen")
+            self.assertEqual(told.stderr.count("train.algorithms is for a GPU"), 1, told.stderr)
+
     def test_one_run_tells_steps_ratios_contracts_kernels_and_memory(self):
         self.write_tiny()
         told = self.document("bench", "tiny.yaml", *SHORT)
