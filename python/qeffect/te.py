@@ -36,8 +36,8 @@ try:
     from transformer_engine.pytorch.quantization import (FP8GlobalStateManager, get_default_fp8_recipe,
                                                          get_fp8_te_dtype)
 except Exception as error:  # its libraries are loaded by hand, and what they lack is told in many ways
-    raise UnsupportedError("qeffect.te needs Transformer Engine 2.20, which is not installed or does not load",
-                           remedy=f"pip install 'transformer-engine[pytorch]==2.20.*' ({error})",
+    raise UnsupportedError("qeffect.te needs Transformer Engine 2.20, which is not installed or does not load: "
+                           f"{error}", remedy="pip install 'transformer-engine[pytorch]==2.20.*'",
                            status="unsupported") from error
 
 KNOWN = ("2", "20")  # what is used of Transformer Engine's inside was read and tried in this version

@@ -10,8 +10,8 @@ OLDEST = (2, 11)
 try:
     import torch as torch  # for the rest of this package
 except Exception as error:  # a library that it loads may lack or be another, which is told in many ways
-    raise UnsupportedError("qeffect.torch needs torch 2.11 or newer, which is not installed or does not load",
-                           remedy=f"pip install 'torch>=2.11' ({error})", status="unsupported") from error
+    raise UnsupportedError(f"qeffect.torch needs torch 2.11 or newer, which is not installed or does not load: {error}",
+                           remedy="pip install 'torch>=2.11'", status="unsupported") from error
 
 VERSION = str(getattr(torch, "__version__", "of no version"))
 
