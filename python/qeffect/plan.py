@@ -8,7 +8,7 @@ from ._api import ffi, lib
 from .errors import ArgumentError, ContractError, check, new_error, text_of
 from .ledger import Ledger
 from .program import NONE, Program, _recipe
-from .schedule import Schedule, _new_counterexample, _refuse
+from .schedule import Schedule, _new_counterexample, _refuse, schedule_of
 from .verdict import verdict_of
 
 _SLOT_KINDS = ("I", "X", "Y", "in_f", "out_f", "in_b", "out_b")
@@ -84,6 +84,7 @@ class Plan:
     def __init__(self, schedule: Schedule, model: Union[Decoder, Stages], *, forward_only: bool = False,
                  cache_weights: bool = True, reuse_slots: bool = True, placement: str = "direct") -> None:
         placements = {"direct": lib.QE_GRADIENT_DIRECT, "copy": lib.QE_GRADIENT_COPY}
+        schedule = schedule_of(schedule)
         if placement not in placements:
             raise ArgumentError(f"placement is {placement!r}; expected direct or copy")
         if isinstance(model, Stages) and (model.stages, model.microbatches) != (schedule.stages, schedule.microbatches):

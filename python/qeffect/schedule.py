@@ -321,6 +321,14 @@ def _costs(times: Optional[Sequence[float]], costs: Optional[Sequence[StageCost]
     return array
 
 
+def schedule_of(value: object) -> Schedule:
+    """The value, which is a Schedule: a name or a path in its place is a slip that wants words."""
+    if not isinstance(value, Schedule):
+        raise TypeError(f"schedule is {value!r}; expected a Schedule, as Schedule.generate(name, ranks=..., "
+                        "microbatches=...) or Schedule.read_csv(path) makes one")
+    return value
+
+
 def simulate(schedule: Schedule, *, times: Optional[Sequence[float]] = None,
              costs: Optional[Sequence[StageCost]] = None, latency: float = 0.0, bandwidth: float = 0.0,
              pair: float = 0.0, meet: float = 0.0, optimizers_wait: bool = True) -> Simulation:
@@ -331,7 +339,7 @@ def simulate(schedule: Schedule, *, times: Optional[Sequence[float]] = None,
 
     Raises: ArgumentError; ContractError where the schedule stops before its end or is not valid.
     """
-    schedule.check()
+    schedule_of(schedule).check()
     array = _costs(times, costs, schedule)
     request = ffi.new("qe_simulation_request *")
     request.schedule, request.costs, request.cost_count = schedule._c, array, len(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,13 @@ def test_a_file_is_read_as_its_text_is(tmp_path: Path) -> None:
     path = tmp_path / "orders.csv"
     path.write_text(schedule.csv(communication=True))
     assert Schedule.read_csv(path).rows == schedule.rows
+
+
+def test_a_name_in_place_of_a_schedule_is_told_what_makes_one() -> None:
+    name: Any = "zbh1"
+    for use in (lambda: qeffect.simulate(name, times=(1, 1, 1)), lambda: qeffect.Plan(name, qeffect.Stages(4, 8))):
+        with pytest.raises(TypeError, match=r"schedule is 'zbh1'; .*Schedule\.generate.*Schedule\.read_csv"):
+            use()
 
 
 def test_simulated_times_are_views_that_keep_their_simulation() -> None:

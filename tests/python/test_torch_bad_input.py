@@ -43,6 +43,13 @@ def test_another_version_of_a_framework_is_told_where_it_is_needed(tmp_path: Pat
 
 # ---- shapes, dtypes, devices ----
 
+@pytest.mark.torch
+def test_a_name_in_place_of_a_schedule_is_told_what_makes_one() -> None:
+    name: Any = "zbh1"
+    with pytest.raises(TypeError, match=r"schedule is 'zbh1'; .*Schedule\.generate"):
+        qt.Pipeline(blocks(), name, loss_of, example=(torch.ones(3, 4, 16), torch.ones(3, 4, 16)))
+
+
 def begun(device: str, capture: Any = True) -> tuple[Any, Any, Any, Any]:
     modules, data = copies(blocks(), device), batches(device=device)
     optimizer = adamw(modules)

@@ -6,7 +6,7 @@ import sys
 from typing import Any, Callable, Optional, Sequence, Union
 
 from ..errors import ArgumentError, ContractError, Error
-from ..schedule import Action, Schedule
+from ..schedule import Action, Schedule, schedule_of
 from ._need import torch
 from .admit import admit, told
 from .contract import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Contract
@@ -43,7 +43,7 @@ class Pipeline:
                  optimizer: Optional["torch.optim.Optimizer"] = None, names: Optional[Sequence[str]] = None,
                  capture: Union[Capture, Sequence[Capture]] = None, placement: str = "direct",
                  allow_unused: bool = False, streams: Optional[Streams] = None, quiet: bool = False) -> None:
-        if len(modules) != schedule.stages:
+        if len(modules) != schedule_of(schedule).stages:
             raise ArgumentError(f"{len(modules)} modules for a schedule of {schedule.stages} stages")
         if names is not None and len(names) != len(modules):
             raise ArgumentError(f"{len(names)} names for {len(modules)} modules")
