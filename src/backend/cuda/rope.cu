@@ -21,17 +21,16 @@ static rope_source rope_source_of(const qe_args_rope *args, uint32_t heads, uint
 struct rope_job {
     rope_source source;
     uint16_t *qkv; /* what the source reads */
-    uint32_t rows;
 };
 
-enum { ROPE_THREADS = 128, ROPE_HEADS = 10 /* of a thread, all under way from memory at once */ };
+enum { ROPE_HEADS = 10 /* of a thread, all under way from memory at once */ };
 
-/* A warp has one row, ACROSS threads of it a head, each eight pairs. What is rotated is asked for before the table. */
+/* A block is a warp and has one row, ACROSS threads of it a head, each eight pairs. What is rotated is asked for before
+ * the table. */
 template <int ACROSS>
-KERNEL void __launch_bounds__(ROPE_THREADS) rope_kernel(const __grid_constant__ rope_job job) {
+KERNEL void __launch_bounds__(WARP) rope_kernel(const __grid_constant__ rope_job job) {
     constexpr uint32_t APART = WARP / ACROSS, HALF = ACROSS * 8;
-    const uint32_t lane = threadIdx.x % WARP, row = blockIdx.x * (ROPE_THREADS / WARP) + threadIdx.x / WARP;
-    if (row >= job.rows) return;
+    const uint32_t lane = threadIdx.x, row = blockIdx.x;
     const uint32_t within = lane % ACROSS * 8, first = blockIdx.y * (APART * ROPE_HEADS) + lane / ACROSS;
     const uint32_t heads = job.source.turned_heads;
     uint16_t *const at = job.qkv + static_cast<size_t>(row) * job.source.columns + within;
@@ -52,23 +51,22 @@ KERNEL void __launch_bounds__(ROPE_THREADS) rope_kernel(const __grid_constant__ 
         unpack8(upper[i], v[1]);
         rope_apply(turn, v[0], v[1]);
         uint16_t *const to = at + (first + i * APART) * 2 * HALF;
-        *reinterpret_cast<uint4 *>(to) = pack8(v[0]);
-        *reinterpret_cast<uint4 *>(to + HALF) = pack8(v[1]);
+        store_late(to, pack8(v[0]));
+        store_late(to + HALF, pack8(v[1]));
     }
 }
 
 template <int ACROSS>
-static qe_status rope_launch(const rope_job &job, cudaStream_t stream) {
-    const dim3 blocks(pieces_of(job.rows, ROPE_THREADS / WARP),
-                      pieces_of(job.source.turned_heads, WARP / ACROSS * ROPE_HEADS));
-    return launch(rope_kernel<ACROSS>, blocks, ROPE_THREADS, 1, 0, stream, job);
+static qe_status rope_launch(const rope_job &job, uint32_t rows, cudaStream_t stream) {
+    const dim3 blocks(rows, pieces_of(job.source.turned_heads, WARP / ACROSS * ROPE_HEADS));
+    return launch(rope_kernel<ACROSS>, blocks, WARP, 0, 0, stream, job);
 }
 
 extern "C" qe_status qe_cuda_rope(const qe_args_rope *args, cudaStream_t stream) {
     const rope_source source = rope_source_of(args, args->heads + args->kv_heads, 0);
-    const rope_job job = {source, static_cast<uint16_t *>(args->qkv), args->rows};
-    if (source.wide() && source.half == 64) return rope_launch<8>(job, stream);
-    if (source.wide() && source.half == 32) return rope_launch<4>(job, stream);
+    const rope_job job = {source, static_cast<uint16_t *>(args->qkv)};
+    if (source.wide() && source.half == 64) return rope_launch<8>(job, args->rows, stream);
+    if (source.wide() && source.half == 32) return rope_launch<4>(job, args->rows, stream);
     places to = {};
     to.at[0] = args->qkv, to.format[0] = QE_FORMAT_BF16;
     to.rows = args->rows, to.columns = source.columns;
