@@ -1,5 +1,6 @@
 /* bench_rope.cu - variants of rope, forward (wide) and backward (tiles). */
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/rope_codes.cuh"
 #include "bench_tiles.cuh"
 
 static qe_args_rope rope_args(bench_memory &m, const shape &s, bool back) {
@@ -48,6 +49,30 @@ static void sweep_forward(sweep &to, const shape &s) {
             wide_variant<32, 8>(s), wide_variant<256, 2>(s), wide_variant<256, 4>(s)});
 }
 
+/* Heads of a block. */
+template <int HEADS, bool IS_AT_ONCE>
+static variant codes_variant(const shape &s) {
+    return variant{std::to_string(HEADS) + " heads" + (IS_AT_ONCE ? ", at once" : ""),
+                   [s](bench_memory &m) {
+                       const qe_args_rope a = rope_args(m, s, true);
+                       tile_job<rope_source> job = {};
+                       job.source = source_of(a, s.heads + 2 * s.kv_heads, 1);
+                       planes_of(places_of(&a.target, s.rows, s.qkv()), &job.planes);
+                       job.scale = scaling_of(&a.target), job.words = words_of(&a.target, tensor_words());
+                       return [job](cudaStream_t stream) {
+                           return rope_codes_launch<QE_FORMAT_E5M2, HEADS, IS_AT_ONCE>(job, stream);
+                       };
+                   },
+                   false};
+}
+
+static void sweep_codes(sweep &to, const shape &s, const variant &library) {
+    if (s.head_dim != 2 * ROPE_HALF) return;
+    to.run("rope_backward_quantize", s, 4.0 * s.rows * s.qkv(),
+           {library, codes_variant<1, false>(s), codes_variant<1, true>(s), codes_variant<2, false>(s),
+            codes_variant<2, true>(s), codes_variant<3, false>(s), codes_variant<3, true>(s)});
+}
+
 void sweep_rope(sweep &to, const shape &s) {
     typedef rope_source S;
     enum { F = QE_FORMAT_E5M2 };
@@ -83,5 +108,6 @@ void sweep_rope(sweep &to, const shape &s) {
             TILE(4, 4, 1, 4, 2, 4, 4),
             TILE(4, 8, 1, 4, 1, 8, 8),
             TILE(4, 8, 1, 4, 2, 8, 4)});
+    sweep_codes(to, s, library);
     sweep_forward(to, s);
 }

@@ -552,6 +552,7 @@ static void check_small(checks &all) {
     check_commit(all, 19, 130, true);
     check_rope(all, 48, 24, 3, 1, 32, SPECIAL);
     check_rope(all, 48, 16, 2, 1, 128, SPECIAL);
+    check_rope(all, 208, 52, 2, 1, 128, SPECIAL); /* blocks of rows below each other, the last one cut */
     check_rope(all, 21, 7, 2, 1, 12, SPECIAL);
     check_swiglu(all, 48, 80, WIDE);
     check_swiglu(all, 13, 21, PLAIN);
@@ -601,7 +602,8 @@ void check_everything(checks &all, bool with_large) {
     all.few = true;
     check_quantize(all, 1040, 3104, SPECIAL);
     check_quantize_weight(all, 2048, 1552, SPECIAL);
-    check_rope(all, 1040, 208, 16, 4, 128, SPECIAL);
+    check_rope(all, 1040, 208, 24, 6, 128, SPECIAL); /* heads of a block, then one */
+    check_rope(all, 3248, 208, 28, 2, 128, SPECIAL);
     check_swiglu(all, 528, 6160, WIDE);
     check_norm(all, 1024, 1024, PLAIN);
     check_norm(all, 784, 4112, SPECIAL);

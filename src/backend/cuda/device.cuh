@@ -228,8 +228,28 @@ DEVICE uint32_t shared_address(const void *at) {
 DEVICE void copy_ahead(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+/* is_last_use: the second cache gives these bytes up before others. */
+DEVICE void copy_ahead(void *to, const void *from, bool is_last_use) {
+    if (!is_last_use) return copy_ahead(to, from);
+    asm volatile(
+        "{\n.reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, policy;\n}" ::"r"(shared_address(to)),
+        "l"(from)
+        : "memory");
+}
 DEVICE void copies_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+/* What was asked for since the last call is a group. */
+DEVICE void copies_close() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until at most `left` groups, the last ones, are still on their way. left: known where it is compiled. */
+DEVICE void copies_wait_but(uint32_t left) {
+    if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
 DEVICE uint32_t cluster_size() {

@@ -1,6 +1,7 @@
 /* rope.cu - rotary positions, half-split form. Forward rotates q and k in place. Backward rotates dq and dk back and
  * quantizes all of dqkv in one pass; the rotated values exist in registers only, the activation stays as it was. */
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/rope_codes.cuh"
 #include "backend/cuda/sink.cuh"
 
 static rope_source rope_source_of(const qe_args_rope *args, uint32_t heads, uint32_t back) {
@@ -73,7 +74,22 @@ extern "C" qe_status qe_cuda_rope(const qe_args_rope *args, cudaStream_t stream)
     return values_store(source, to, tensor_words(), stream);
 }
 
+/* Is it one that rope_codes.cuh takes? */
+static bool rope_codes_job(const rope_source &source, const qe_args_rope *args, tile_job<rope_source> *job_out) {
+    const qe_quantize_target &target = args->target;
+    tile_job<rope_source> job = {};
+    if (target.recipe != QE_RECIPE_DELAYED || !source.wide() || source.half != ROPE_HALF) return false;
+    if (!planes_of(places_of(&target, args->rows, source.columns), &job.planes)) return false;
+    job.source = source, job.scale = scaling_of(&target), job.words = words_of(&target, tensor_words());
+    *job_out = job;
+    return true;
+}
+
 extern "C" qe_status qe_cuda_rope_backward_quantize(const qe_args_rope *args, cudaStream_t stream) {
     const rope_source source = rope_source_of(args, args->heads + 2 * args->kv_heads, 1);
-    return target_fill(source, args->rows, source.columns, &args->target, false, tensor_words(), stream);
+    tile_job<rope_source> job;
+    if (!rope_codes_job(source, args, &job))
+        return target_fill(source, args->rows, source.columns, &args->target, false, tensor_words(), stream);
+    return args->target.format == QE_FORMAT_E4M3 ? rope_codes<QE_FORMAT_E4M3>(job, stream)
+                                                 : rope_codes<QE_FORMAT_E5M2>(job, stream);
 }

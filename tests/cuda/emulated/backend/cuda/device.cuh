@@ -65,7 +65,14 @@ DEVICE void copy_ahead(void *to, const void *from) {
     const uint4 v = load_once(from);
     memcpy(to, &v, sizeof v);
 }
+DEVICE void copy_ahead(void *to, const void *from, bool) {
+    copy_ahead(to, from);
+}
 DEVICE void copies_wait() {
+}
+DEVICE void copies_close() {
+}
+DEVICE void copies_wait_but(uint32_t) {
 }
 DEVICE int32_t load_shared_word(const int32_t *at) {
     return *at;
