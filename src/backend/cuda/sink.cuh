@@ -59,7 +59,7 @@ KERNEL void __launch_bounds__(THREADS) wide_kernel(const __grid_constant__ wide_
 template <typename Source, int THREADS, int ROWS>
 static qe_status wide_launch(const wide_job<Source> &job, cudaStream_t stream) {
     const dim3 grid = tall_grid(pieces_of(job.source.units, THREADS * 8), pieces_of(job.rows, ROWS));
-    return launch(wide_kernel<Source, THREADS, ROWS>, grid, THREADS, 1, 0, stream, job);
+    return launch(wide_kernel<Source, THREADS, ROWS>, grid, THREADS, 0, 0, stream, job);
 }
 
 /* --- one value at a time ----------------------------------------------------------------------------------------- */
@@ -113,7 +113,7 @@ template <typename Source>
 static qe_status single_launch(const single_job<Source> &job, cudaStream_t stream) {
     const uint32_t needed = pieces_of(static_cast<uint64_t>(job.to.rows) * job.source.units, SINGLE_THREADS);
     const uint32_t most = SINGLE_BLOCKS_MAX, blocks = needed < most ? needed : most;
-    return launch(single_kernel<Source>, dim3(blocks), SINGLE_THREADS, 1, 0, stream, job);
+    return launch(single_kernel<Source>, dim3(blocks), SINGLE_THREADS, 0, 0, stream, job);
 }
 
 /* --- blocks of 128 ----------------------------------------------------------------------------------------------- */
@@ -312,7 +312,7 @@ static qe_status current_quantize(const Source &source, const places &to, const 
     finish.scale.tensor_amax = word, finish.scale.format_max = scaling_of(target).format_max;
     finish.words = words;
     LAUNCH_TRY(scaled_quantize(source, to, target->format, finish.scale, tensor_words(), stream));
-    return launch(finish_kernel, dim3(1), 1, 1, 0, stream, finish);
+    return launch(finish_kernel, dim3(1), 1, 0, 0, stream, finish);
 }
 
 template <typename Source>
@@ -328,7 +328,7 @@ static qe_status block_quantize(const Source &source, const places &to, const qe
     job.words = words;
     job.words.scale_inv[0] = job.words.scale_inv[1] = nullptr; /* one per block, not per tensor */
     const dim3 grid = tall_grid(pieces_of(to.columns, QE_BLOCK), pieces_of(to.rows, QE_BLOCK));
-    return launch(block_kernel<Source>, grid, BLOCK_THREADS, 1, sizeof(block_shared), stream, job);
+    return launch(block_kernel<Source>, grid, BLOCK_THREADS, 0, sizeof(block_shared), stream, job);
 }
 
 /* Values as bf16 or fp32. */

@@ -10,18 +10,29 @@
  *  values(constant, raw, ...) the values of eight units
  *  value(row, unit, v)        the values of one unit, any shape
  *
- * DEEP, BLOCKS: how many groups of four rows a thread has of a large tensor (tile.cuh), and how many blocks a
- * multiprocessor should hold: chosen by what a unit costs in registers. */
+ * large: how a large tensor is cut up (staged_kernel in tile.cuh), chosen by measuring. */
 #ifndef QE_CUDA_SOURCE_CUH
 #define QE_CUDA_SOURCE_CUH
 
 #include "backend/cuda/codec.cuh"
 
+/* A block takes ROWS rows of UNITS units: ACROSS threads side by side, DEEP groups of four rows a thread, of which
+ * EARLY rows are under way before the first is used. BLOCKS: how many a multiprocessor should hold. CLUSTER: 0; 1 where
+ * blocks had better not begin all at once: clusters, be they of one block, begin 2.4 ns apart, blocks 0.6 ns. */
+template <int ACROSS_, int DEEP_, int EARLY_, int BLOCKS_, int CLUSTER_ = 0>
+struct large_shape {
+    static constexpr uint32_t ROWS = 64, ACROSS = ACROSS_, UNITS = ACROSS * 8, PIECES = ROWS / 16;
+    static constexpr uint32_t BAND = 4; /* tiles below each other that are begun before their neighbours */
+    static constexpr int DEEP = DEEP_, EARLY = EARLY_, BLOCKS = BLOCKS_, CLUSTER = CLUSTER_;
+    static constexpr uint32_t THREADS = ROWS / 4 / DEEP * ACROSS;
+};
+
 struct no_constant {};
 
 /* Activations as they are. */
 struct plain_source {
-    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 4 };
+    enum { OUTPUTS = 1 };
+    typedef large_shape<32, 2, 8, 4> large;
     struct raw {
         uint4 x;
     };
@@ -55,7 +66,8 @@ struct plain_source {
 
 /* Master weights. */
 struct weight_source {
-    enum { OUTPUTS = 1, DEEP = 1, BLOCKS = 2 };
+    enum { OUTPUTS = 1 };
+    typedef large_shape<16, 1, 4, 4> large;
     struct raw {
         uint4 low, high;
     };
@@ -97,7 +109,8 @@ DEVICE float normed(float x, float rstd, float gain) {
 
 /* RMSNorm whose statistics are known. */
 struct norm_source {
-    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 3 };
+    enum { OUTPUTS = 1 };
+    typedef large_shape<32, 2, 8, 3> large;
     struct raw {
         uint4 x;
         float rstd;
@@ -179,7 +192,8 @@ DEVICE rope_turn rope_back(rope_turn turn) {
 
 /* Heads of which the first `turned_heads` are rotated. A unit is a pair: the halves of a head. */
 struct rope_source {
-    enum { OUTPUTS = 2, DEEP = 1, BLOCKS = 2 };
+    enum { OUTPUTS = 2 };
+    typedef large_shape<32, 1, 2, 2> large;
     struct raw {
         uint4 lower, upper;
     };
@@ -246,7 +260,8 @@ DEVICE float swiglu(float gate, float up) {
 }
 
 struct swiglu_source {
-    enum { OUTPUTS = 1, DEEP = 2, BLOCKS = 3 };
+    enum { OUTPUTS = 1 };
+    typedef large_shape<16, 2, 8, 6, 1> large;
     struct raw {
         uint4 gate, up;
     };
@@ -292,7 +307,8 @@ DEVICE void swiglu_backward(float gate, float up, float dy, float *dgate_out, fl
 }
 
 struct swiglu_backward_source {
-    enum { OUTPUTS = 2, DEEP = 1, BLOCKS = 2 };
+    enum { OUTPUTS = 2 };
+    typedef large_shape<32, 1, 2, 2> large;
     struct raw {
         uint4 gate, up, dy;
     };

@@ -41,12 +41,15 @@ DEVICE void write_words(const tensor_words &words, float scale) {
     words.key[QE_KEY_EPOCH] = words.scale_epoch ? *words.scale_epoch : 0;
 }
 
-/* Did a commit quantize just this weight, under just this scale? *amax_out: bits of the amax that its key remembers. */
+/* Did a commit quantize just this weight, under just this scale? *amax_out: bits of the amax that its key remembers.
+ * All words are asked for at once: one way to memory, not five, before a block has anything else to do. The seal of a
+ * key that looks right is read again behind the rest, since this fill's first block may be taking the seal back. */
 DEVICE bool is_sealed(const tensor_words &words, int32_t *amax_out) {
     if (words.key == nullptr || words.weight_witness == nullptr) return false;
-    const uint64_t version = word_now(&words.key[QE_KEY_VERSION]), epoch = word_now(&words.key[QE_KEY_EPOCH]);
-    if (version != word_now(words.weight_witness)) return false;
-    if (epoch != (words.scale_epoch ? word_now(words.scale_epoch) : 0)) return false;
+    const uint64_t seal_then = word_now(&words.key[QE_KEY_SEAL]), version = word_now(&words.key[QE_KEY_VERSION]);
+    const uint64_t epoch = word_now(&words.key[QE_KEY_EPOCH]), witness = word_now(words.weight_witness);
+    const uint64_t scale_epoch = words.scale_epoch ? word_now(words.scale_epoch) : 0;
+    if ((seal_then & QE_KEY_SEALED) == 0 || version != witness || epoch != scale_epoch) return false;
     device_fence();
     const uint64_t seal = word_now(&words.key[QE_KEY_SEAL]);
     *amax_out = static_cast<int32_t>(seal);
@@ -251,60 +254,67 @@ KERNEL void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 template <typename Source, typename Tile>
 static qe_status tile_launch(const tile_job<Source> &job, cudaStream_t stream) {
     const dim3 grid(pieces_of(job.source.units, Tile::UNITS), pieces_of(job.planes.rows, Tile::TALL));
-    return launch(tile_kernel<Source, Tile>, grid, Tile::THREADS, 1, 0, stream, job);
+    return launch(tile_kernel<Source, Tile>, grid, Tile::THREADS, 0, 0, stream, job);
 }
 
 /* --- large tensors ------------------------------------------------------------------------------------------------ */
 
-/* A block takes 64 rows of 256 units: a warp side by side has DEEP groups of four rows, a thread eight units of them.
- * Of inputs and of codes by rows whole lines of 128 bytes are asked of the second cache, of the transposed plane half
- * lines. What bounds these kernels is how well reads and writes mix in memory; so all loads of a thread are under way
- * at once, and blocks run in bands, column after column, so that neighbours of the transposed plane are written about
- * the same time. Codes of four rows of a column are a word in shared memory; the words of a row stand in an order that
- * differs from piece to piece of sixteen rows, so that no two that are stored together meet in a bank. */
-enum { STAGED_ROWS = 64, STAGED_UNITS = WARP * 8, STAGED_PIECES = STAGED_ROWS / 16, STAGED_BAND = 4 };
-
-template <int OUTPUTS>
+/* What bounds these kernels is how well reads and writes mix in memory, and how soon the first reads are under way. So
+ * a thread asks for many rows before it looks at one, little stands in front of that, and blocks run in bands, column
+ * after column, so that neighbours of the transposed plane are written about the same time. Of inputs and of codes by
+ * rows whole lines of 128 bytes are asked of the second cache, of the transposed plane half lines. Codes of four rows
+ * of a column are a word in shared memory; the words of a row stand in an order that differs from piece to piece of
+ * sixteen rows, so that no two that are stored together meet in a bank. */
+template <typename Source>
 struct staged_codes {
-    uint32_t at[OUTPUTS][STAGED_ROWS / 4][STAGED_UNITS];
+    typedef typename Source::large shape;
+    uint32_t at[Source::OUTPUTS][shape::ROWS / 4][shape::UNITS];
 
+    static METHOD uint32_t turned(uint32_t column, uint32_t piece) {
+        return column ^ piece * 8;
+    }
     /* Eight columns from `column` on, of group `number` of four rows. */
     METHOD void put(int output, uint32_t number, uint32_t column, const uint32_t (*four)[2]) {
-        const uint32_t turn = number / 4 * 4;
         column_codes<4> codes;
         codes.put(0, four);
-        *reinterpret_cast<uint4 *>(&at[output][number][column ^ turn]) =
+        uint32_t *to = &at[output][number][turned(column, number / 4)];
+        *reinterpret_cast<uint4 *>(to) =
             make_uint4(codes.words[0][0], codes.words[1][0], codes.words[2][0], codes.words[3][0]);
-        *reinterpret_cast<uint4 *>(&at[output][number][(column + 4) ^ turn]) =
+        *reinterpret_cast<uint4 *>(to + 4) =
             make_uint4(codes.words[4][0], codes.words[5][0], codes.words[6][0], codes.words[7][0]);
     }
     /* Sixteen rows of a column. */
     METHOD uint4 get(int output, uint32_t column, uint32_t piece) const {
-        const uint32_t turned = column ^ piece * 4;
-        return make_uint4(at[output][piece * 4][turned], at[output][piece * 4 + 1][turned],
-                          at[output][piece * 4 + 2][turned], at[output][piece * 4 + 3][turned]);
+        const uint32_t from = turned(column, piece);
+        return make_uint4(at[output][piece * 4][from], at[output][piece * 4 + 1][from], at[output][piece * 4 + 2][from],
+                          at[output][piece * 4 + 3][from]);
     }
 };
 
-/* Which tile a block takes: blocks run about in the order of their numbers. Codes are made from the end on, where what
- * was written or measured last may still lie in the second cache. */
-DEVICE uint2 staged_tile(bool is_reversed) {
-    const uint32_t down = blocks_down(), blocks = gridDim.x * down, own = block_down() * gridDim.x + blockIdx.x;
-    const uint32_t number = is_reversed ? blocks - 1 - own : own;
-    const uint32_t first = number / (STAGED_BAND * gridDim.x) * STAGED_BAND;
-    const uint32_t left = down - first, tall = left < STAGED_BAND ? left : uint32_t{STAGED_BAND};
-    const uint32_t within = number - first * gridDim.x;
-    return make_uint2(within / tall, first + within % tall);
+/* Which tile a block takes: blocks run about in the order of their numbers, a band's along x. No division stands before
+ * the first load. Codes are made from the end on, where what was written or measured last may still lie in the second
+ * cache. Blocks behind the last band's end have no tile: theirs is not below `down`. */
+template <typename Shape>
+DEVICE uint2 staged_tile(uint32_t down, bool is_reversed) {
+    const uint32_t x = blockIdx.x / Shape::BAND, y = block_down() * Shape::BAND + blockIdx.x % Shape::BAND;
+    return is_reversed ? make_uint2(gridDim.x / Shape::BAND - 1 - x, down - 1 - y) : make_uint2(x, y);
 }
 
-template <typename Source, int THREADS>
-static METHOD void staged_store(const tile_job<Source> &job, const staged_codes<Source::OUTPUTS> &stage,
-                                uint32_t first_row, uint32_t first_unit) {
+template <typename Shape>
+static dim3 staged_grid(uint32_t units, uint32_t rows) {
+    const uint32_t across = pieces_of(units, Shape::UNITS), down = pieces_of(rows, Shape::ROWS);
+    return tall_grid(across * Shape::BAND, pieces_of(down, Shape::BAND));
+}
+
+template <typename Source>
+static METHOD void staged_store(const tile_job<Source> &job, const staged_codes<Source> &stage, uint32_t first_row,
+                                uint32_t first_unit) {
+    typedef typename Source::large shape;
 #pragma unroll
     for (int output = 0; output < Source::OUTPUTS; ++output)
 #pragma unroll
-        for (uint32_t i = threadIdx.x; i < STAGED_UNITS * STAGED_PIECES; i += THREADS) {
-            const uint32_t column = i / STAGED_PIECES, piece = i % STAGED_PIECES;
+        for (uint32_t i = threadIdx.x; i < shape::UNITS * shape::PIECES; i += shape::THREADS) {
+            const uint32_t column = i / shape::PIECES, piece = i % shape::PIECES;
             const uint32_t unit = first_unit + column, row = first_row + piece * 16;
             if (unit >= job.source.units || row >= job.planes.rows) continue;
             uint8_t *plane = job.planes.by_columns;
@@ -315,59 +325,66 @@ static METHOD void staged_store(const tile_job<Source> &job, const staged_codes<
 
 /* The codes of a thread's rows. number: its first group of four of them in the block. Returns the amax. */
 template <typename Source, int FORMAT>
-static METHOD float staged_run(const tile_job<Source> &job, staged_codes<Source::OUTPUTS> &stage, uint32_t row,
-                               uint32_t unit, uint32_t number, float scale) {
+static METHOD float staged_run(const tile_job<Source> &job, staged_codes<Source> &stage, uint32_t row, uint32_t unit,
+                               uint32_t number, float scale, uint32_t mask) {
+    typedef typename Source::large shape;
     const typename Source::constant constant = job.source.begin(row, unit);
-    typename Source::raw raw[Source::DEEP * 4];
+    typename Source::raw raw[shape::EARLY];
     float amax = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Source::DEEP * 4; ++i) raw[i] = job.source.load(row + i, unit);
+    for (int i = 0; i < shape::EARLY; ++i) raw[i] = job.source.load(row + i, unit);
+    warp_barrier(mask);
 #pragma unroll
-    for (int group = 0; group < Source::DEEP; ++group) {
+    for (int group = 0; group < shape::DEEP; ++group) {
         uint32_t four[Source::OUTPUTS][4][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float v[Source::OUTPUTS][8];
-            job.source.values(constant, raw[group * 4 + i], row + group * 4 + i, unit, v);
-            amax = tile_row<Source, FORMAT, true>(job, v, row + group * 4 + i, unit, scale, amax, four, i);
+            const int at = group * 4 + i;
+            job.source.values(constant, raw[at % shape::EARLY], row + at, unit, v);
+            if (at + shape::EARLY < shape::DEEP * 4)
+                raw[at % shape::EARLY] = job.source.load(row + at + shape::EARLY, unit);
+            amax = tile_row<Source, FORMAT, true>(job, v, row + at, unit, scale, amax, four, i);
         }
         if constexpr (FORMAT != FORMAT_NONE) {
 #pragma unroll
             for (int output = 0; output < Source::OUTPUTS; ++output)
-                stage.put(output, number + group, unit % STAGED_UNITS, four[output]);
+                stage.put(output, number + group, unit % shape::UNITS, four[output]);
         }
     }
     return amax;
 }
 
-template <typename Source>
-constexpr int STAGED_THREADS = WARP * STAGED_ROWS / (4 * Source::DEEP);
-
 template <typename Source, int FORMAT>
-KERNEL void __launch_bounds__(STAGED_THREADS<Source>, Source::BLOCKS)
+KERNEL void __launch_bounds__(Source::large::THREADS, Source::large::BLOCKS)
     staged_kernel(const __grid_constant__ tile_job<Source> job) {
+    typedef typename Source::large shape;
     if (is_filled<Source>(job.words, job.scale.amax)) return;
-    staged_codes<Source::OUTPUTS> &stage = shared_object<staged_codes<Source::OUTPUTS>>();
-    const uint32_t number = threadIdx.x / WARP * Source::DEEP;
-    const uint2 tile = staged_tile(FORMAT != FORMAT_NONE);
-    const uint32_t first_row = tile.y * STAGED_ROWS, first_unit = tile.x * STAGED_UNITS;
-    const uint32_t row = first_row + number * 4, unit = first_unit + threadIdx.x % WARP * 8;
+    staged_codes<Source> &stage = shared_object<staged_codes<Source>>();
+    const uint32_t number = threadIdx.x / shape::ACROSS * shape::DEEP;
+    const uint32_t down = (job.planes.rows - 1) / shape::ROWS + 1;
+    const uint2 tile = staged_tile<shape>(down, FORMAT != FORMAT_NONE);
+    if (tile.y >= down) return;
+    const uint32_t first_row = tile.y * shape::ROWS, first_unit = tile.x * shape::UNITS;
+    const uint32_t row = first_row + number * 4, unit = first_unit + threadIdx.x % shape::ACROSS * 8;
     const float scale = scale_of(job.scale);
     const int32_t seen = job.scale.amax ? load_shared_word(job.scale.amax) : 0;
     float amax = 0.0f;
-    if (unit < job.source.units && row < job.planes.rows)
-        amax = staged_run<Source, FORMAT>(job, stage, row, unit, number, scale);
+    const bool inside = unit < job.source.units && row < job.planes.rows;
+    const uint32_t mask = warp_ballot(inside);
+    if (inside) amax = staged_run<Source, FORMAT>(job, stage, row, unit, number, scale, mask);
     record_amax(job.scale.amax, amax, seen);
     if (is_first_block() && threadIdx.x == 0) write_words(job.words, scale);
     if (FORMAT == FORMAT_NONE || job.planes.by_columns == nullptr) return;
     block_barrier();
-    staged_store<Source, STAGED_THREADS<Source>>(job, stage, first_row, first_unit);
+    staged_store<Source>(job, stage, first_row, first_unit);
 }
 
 template <typename Source, int FORMAT>
 static qe_status staged_launch(const tile_job<Source> &job, cudaStream_t stream) {
-    const dim3 grid = tall_grid(pieces_of(job.source.units, STAGED_UNITS), pieces_of(job.planes.rows, STAGED_ROWS));
-    return launch(staged_kernel<Source, FORMAT>, grid, STAGED_THREADS<Source>, 1, 0, stream, job);
+    typedef typename Source::large shape;
+    const dim3 grid = staged_grid<shape>(job.source.units, job.planes.rows);
+    return launch(staged_kernel<Source, FORMAT>, grid, shape::THREADS, shape::CLUSTER, 0, stream, job);
 }
 
 /* Small tiles where large ones would leave multiprocessors idle. */
@@ -375,7 +392,8 @@ enum { TILE_SMALL_VALUES = 3 << 20 };
 
 template <typename Source, int FORMAT>
 static qe_status tile_format(const tile_job<Source> &job, cudaStream_t stream) {
-    typedef tile_shape<FORMAT, 4, 4, 1, 4, 1> small;
+    constexpr int ROWS = Source::OUTPUTS == 1 ? 8 : 4; /* two outputs have no registers for more */
+    typedef tile_shape<FORMAT, ROWS, 4, ROWS / 4, 16 / ROWS, 1> small;
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.source.units * Source::OUTPUTS;
     if (values <= TILE_SMALL_VALUES) return tile_launch<Source, small>(job, stream);
     return staged_launch<Source, FORMAT>(job, stream);
