@@ -6,7 +6,7 @@
  * fast: while one waits for sums of its cluster, others read and write.
  *
  *   held_tile  bring -> copies_wait -> four rows at a time: read, warp_barrier, put -> block_barrier -> store
- *   held_sums  begin -> send -> receive, once per kernel */
+ *   held_sums  begin -> send -> receive, once per kernel; a row is the blocks of one blockIdx.y */
 #ifndef QE_CUDA_HELD_CUH
 #define QE_CUDA_HELD_CUH
 
@@ -60,19 +60,20 @@ struct held_tile {
         at[group * 4 + 1][turned(threadIdx.x, 1)] =
             make_uint4(codes.words[4][0], codes.words[5][0], codes.words[6][0], codes.words[7][0]);
     }
-    /* Rows 4*number .. 4*number+3 of the block. */
-    METHOD uint32_t word(uint32_t number, uint32_t column) const {
-        const uint32_t half = column / 4 % 2, thread = number / 2 * WARP + column / 8;
-        const uint4 *rows = &at[number % 2 * 4 + half][turned(thread, half)];
-        return reinterpret_cast<const uint32_t *>(rows)[column % 4];
-    }
+    /* A thread stores sixteen rows of columns that are APART from each other: where their codes lie differs by what the
+     * compiler knows, so no address has to be found anew. */
     METHOD void store(const code_planes &planes, const held_place &place) const {
+        constexpr uint32_t APART = THREADS / PIECES, WORDS = sizeof(uint4) / sizeof(uint32_t);
+        const uint32_t piece = threadIdx.x % PIECES, column = threadIdx.x / PIECES, half = column / 4 % 2;
+        const uint4 *rows = &at[half][turned(piece * 2 * WARP + column / 8, half)];
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(rows) + column % 4;
+        const size_t begin = static_cast<size_t>(place.left + column) * planes.rows + place.top;
+        uint8_t *to = planes.by_columns + begin + piece * 16;
 #pragma unroll
-        for (uint32_t i = threadIdx.x; i < HELD_COLUMNS * PIECES; i += THREADS) {
-            const uint32_t column = i / PIECES, piece = i % PIECES, number = piece * 4;
-            uint8_t *to = planes.by_columns + static_cast<size_t>(place.left + column) * planes.rows + place.top;
-            store_late(to + piece * 16, make_uint4(word(number, column), word(number + 1, column),
-                                                   word(number + 2, column), word(number + 3, column)));
+        for (uint32_t k = 0; k < HELD_COLUMNS / APART; ++k, from += APART / 8 * WORDS) {
+            constexpr uint32_t FOUR = 4 * THREADS * WORDS, EIGHT = WARP * WORDS; /* to the next four rows, and eight */
+            const uint4 codes = make_uint4(from[0], from[FOUR], from[EIGHT], from[FOUR + EIGHT]);
+            store_late(to + static_cast<size_t>(k * APART) * planes.rows, codes);
         }
     }
 };
@@ -123,7 +124,7 @@ struct held_sums {
         for (int step = HELD_ROWS; step < WARP; step *= 2) sum = add(sum, shuffle_xor(sum, step));
         if (cluster_size() < HELD_BLOCKS_MAX) block_barrier(); /* what others filled in */
         cluster_wait();
-        float *own = &part[cluster_rank()][threadIdx.x / WARP * HELD_ROWS + held_row_of(lane)];
+        float *own = &part[blockIdx.x][threadIdx.x / WARP * HELD_ROWS + held_row_of(lane)];
 #pragma unroll
         for (uint32_t i = 0; i < HELD_BLOCKS_MAX; i += WARP / HELD_ROWS) {
             const uint32_t rank = i + lane / HELD_ROWS;

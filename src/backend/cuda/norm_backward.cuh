@@ -216,7 +216,7 @@ static inline qe_status partials_launch(const qe_args_norm_backward *args, uint3
     partials_job job = {};
     job.partials = args->partials, job.grad = args->gain_grad;
     job.count = count, job.hidden = args->hidden, job.set = set;
-    return launch(partials_kernel, dim3(pieces_of(args->hidden, WARP)), WARP * PARTIALS_DEEP, 1, 0, stream, job);
+    return launch(partials_kernel, dim3(pieces_of(args->hidden, WARP)), WARP * PARTIALS_DEEP, 0, 0, stream, job);
 }
 
 #endif
