@@ -613,6 +613,7 @@ void check_everything(checks &all, bool with_large) {
     check_norm_backward(all, 1024, 1024, PLAIN);
     check_norm_backward(all, 784, 4112, WIDE);
     check_norm_backward(all, 1024, 3328, SPECIAL); /* held in shared memory */
+    check_norm_backward(all, 2048, 2048, SPECIAL); /* there in wide blocks */
     check_norm_backward(all, 528, 8192, PLAIN);
     check_norm_backward(all, 16400, 208, PLAIN);
 }

@@ -206,6 +206,10 @@ DEVICE void warp_barrier(uint32_t mask) {
 DEVICE void block_barrier() {
     __syncthreads();
 }
+/* So many threads of the block, whole warps, that name the same `id` (1 to 15). */
+DEVICE void some_barrier(uint32_t id, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 /* Memory that the threads of a block share: one object per type and kernel. */
 template <typename T>

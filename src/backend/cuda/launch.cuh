@@ -55,22 +55,21 @@ static uint32_t clusters_at_work(void (*kernel)(Parameters...), uint32_t threads
     return static_cast<uint32_t>(clusters);
 }
 
-/* Does this device run the kernel in clusters of so many blocks, at most LAUNCH_CLUSTER_MOST? Remembered: asking the
- * driver would cost half a microsecond of every launch. Leaves no error behind. */
+/* clusters_at_work of a kernel that always has so many threads and so much shared memory, in clusters of at most
+ * LAUNCH_CLUSTER_MOST. Remembered: asking the driver costs half a microsecond. Leaves no error behind. */
 template <auto KERNEL_OF>
-static bool cluster_runs(uint32_t threads, uint32_t cluster) {
-    enum : uint8_t { UNKNOWN, NO, YES };
-    static uint8_t answers[LAUNCH_DEVICES_MOST][LAUNCH_CLUSTER_MOST + 1];
-    uint8_t unkept = UNKNOWN, *kept = &unkept;
+static uint32_t clusters_known(uint32_t threads, uint32_t cluster, size_t shared_bytes) {
+    static uint32_t answers[LAUNCH_DEVICES_MOST][LAUNCH_CLUSTER_MOST + 1]; /* and one; 0: not asked yet */
+    uint32_t unkept = 0, *kept = &unkept;
     int device = 0;
     if (cudaGetDevice(&device) == cudaSuccess && device < LAUNCH_DEVICES_MOST) kept = &answers[device][cluster];
-    uint8_t answer = __atomic_load_n(kept, __ATOMIC_RELAXED);
-    if (answer == UNKNOWN) {
-        answer = clusters_at_work(KERNEL_OF, threads, cluster, 0) > 0 ? YES : NO;
-        if (answer == NO) (void)cudaGetLastError();
+    uint32_t answer = __atomic_load_n(kept, __ATOMIC_RELAXED);
+    if (answer == 0) {
+        answer = 1 + clusters_at_work(KERNEL_OF, threads, cluster, shared_bytes);
+        if (answer == 1) (void)cudaGetLastError();
         __atomic_store_n(kept, answer, __ATOMIC_RELAXED);
     }
-    return answer == YES;
+    return answer - 1;
 }
 
 /* May a launch have so many blocks? Asked here, so that the answer is in one word whatever a driver says. */

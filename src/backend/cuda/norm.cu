@@ -39,7 +39,7 @@ template <int FORMAT, int TALL>
 static qe_status norm_held_launch(const norm_job &job, cudaStream_t stream) {
     const uint32_t blocks = job.planes.columns / HELD_COLUMNS, threads = HELD_THREADS<TALL>;
     if (!held_fits<TALL>(job.planes.rows, job.planes.columns) ||
-        !cluster_runs<norm_held_kernel<FORMAT, TALL>>(threads, blocks))
+        clusters_known<norm_held_kernel<FORMAT, TALL>>(threads, blocks, 0) == 0)
         return QE_ERROR_UNSUPPORTED;
     const dim3 grid(blocks, job.planes.rows / TALL);
     return launch(norm_held_kernel<FORMAT, TALL>, grid, threads, blocks, 0, stream, job);

@@ -69,14 +69,21 @@ static qe_status backward_launch(const norm_backward_job &job, uint32_t clusters
                   stream, job);
 }
 
-/* Rows in shared memory; QE_ERROR_UNSUPPORTED: not this shape, or not on this device. */
-template <int FORMAT>
+/* Rows in shared memory; QE_ERROR_UNSUPPORTED: not this shape, or not on this device. Blocks of one side share a
+ * multiprocessor with others. Wide ones have it alone: that is taken where they are all at work at once, and most
+ * multiprocessors have one. */
+enum { BACKWARD_WIDE = 4 };
+
+template <int FORMAT, int WIDE>
 static qe_status backward_held_launch(const norm_backward_job &job, uint32_t clusters, cudaStream_t stream) {
-    const uint32_t blocks = job.planes.columns / HELD_COLUMNS, threads = BACKWARD_HELD_THREADS;
-    if (!held_fits<BACKWARD_TALL>(job.planes.rows, job.planes.columns) ||
-        !cluster_runs<norm_backward_held_kernel<FORMAT>>(threads, blocks))
-        return QE_ERROR_UNSUPPORTED;
-    return launch(norm_backward_held_kernel<FORMAT>, dim3(blocks, clusters), threads, blocks, 0, stream, job);
+    const uint32_t blocks = job.planes.columns / (HELD_COLUMNS * WIDE), threads = BACKWARD_HELD_THREADS * WIDE;
+    const size_t shared_bytes = WIDE == 1 ? 0 : sizeof(backward_held<WIDE>);
+    if (!held_fits<BACKWARD_TALL, WIDE>(job.planes.rows, job.planes.columns)) return QE_ERROR_UNSUPPORTED;
+    const uint32_t most = clusters_known<norm_backward_held_kernel<FORMAT, WIDE>>(threads, blocks, shared_bytes);
+    const bool is_taken = WIDE == 1 ? most > 0 : clusters <= most && clusters * 4 >= most * 3;
+    if (!is_taken) return QE_ERROR_UNSUPPORTED;
+    const dim3 grid(blocks, clusters);
+    return launch(norm_backward_held_kernel<FORMAT, WIDE>, grid, threads, blocks, shared_bytes, stream, job);
 }
 
 enum { BACKWARD_SMALL_VALUES = 3 << 20 };
@@ -86,7 +93,8 @@ static qe_status backward_format(const norm_backward_job &job, uint32_t clusters
     const uint64_t values = static_cast<uint64_t>(job.planes.rows) * job.planes.columns;
     if (values <= BACKWARD_SMALL_VALUES && cluster_shape_of<4>(job.planes.columns).blocks > 0)
         return backward_launch<FORMAT, 4>(job, clusters, stream);
-    const qe_status status = backward_held_launch<FORMAT>(job, clusters, stream);
+    qe_status status = backward_held_launch<FORMAT, BACKWARD_WIDE>(job, clusters, stream);
+    if (status == QE_ERROR_UNSUPPORTED) status = backward_held_launch<FORMAT, 1>(job, clusters, stream);
     return status == QE_ERROR_UNSUPPORTED ? backward_launch<FORMAT, 8>(job, clusters, stream) : status;
 }
 

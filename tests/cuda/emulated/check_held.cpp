@@ -15,8 +15,8 @@ struct shape {
     }
 };
 
-dim3 grid_of(const shape &s, uint32_t tall) {
-    return dim3(s.hidden / HELD_COLUMNS, s.rows / tall);
+dim3 grid_of(const shape &s, uint32_t tall, uint32_t wide = 1) {
+    return dim3(s.hidden / (HELD_COLUMNS * wide), s.rows / tall);
 }
 
 /* Planes, scale and words of a target, as launchers give them to kernels. */
@@ -108,15 +108,16 @@ norm_backward_job backward_job(const backward_inputs &in, const outputs &out, co
 enum { NO_RESIDUAL = 1, NO_GRADIENT = 2 };
 
 /* Of eight rows a thread in both, as for large shapes: the gain's sums have an order. */
-template <int FORMAT>
+template <int FORMAT, int WIDE>
 bool backward_run(const norm_backward_job &registers, const norm_backward_job &held, const shape &s) {
     const cluster_shape by = cluster_shape_of<8>(s.hidden);
-    const dim3 grid = grid_of(s, BACKWARD_TALL), as_wide(by.blocks, grid.y);
+    const dim3 grid = grid_of(s, BACKWARD_TALL, WIDE), as_wide(by.blocks, grid.y);
+    const uint32_t threads = BACKWARD_HELD_THREADS * WIDE;
     return launch(norm_backward_kernel<FORMAT, 8>, as_wide, by.warps * WARP, by.blocks, 0, nullptr, registers) == 0 &&
-           launch(norm_backward_held_kernel<FORMAT>, grid, BACKWARD_HELD_THREADS, grid.x, 0, nullptr, held) == 0;
+           launch(norm_backward_held_kernel<FORMAT, WIDE>, grid, threads, grid.x, 0, nullptr, held) == 0;
 }
 
-template <int FORMAT>
+template <int FORMAT, int WIDE = 1>
 void backward_check(checks &all, const target_case &c, const shape &s, kind k, int without = 0) {
     const backward_inputs in(s, k);
     target_memory wanted(c, s.rows, s.hidden), found(c, s.rows, s.hidden);
@@ -128,15 +129,16 @@ void backward_check(checks &all, const target_case &c, const shape &s, kind k, i
         if (without & NO_RESIDUAL) j->residual = nullptr;
         if (without & NO_GRADIENT) j->partials = nullptr;
     }
-    std::string wrong = backward_run<FORMAT>(job, held, s) ? "" : "a kernel was refused";
+    std::string wrong = backward_run<FORMAT, WIDE>(job, held, s) ? "" : "a kernel was refused";
     if (wrong.empty() && !(found.is_guarded() && second.is_guarded())) wrong = "written beyond the end";
     if (wrong.empty() && !first.equals(second)) wrong = "another gradient";
     if (wrong.empty() && FORMAT != FORMAT_NONE && wanted.bytes() != found.bytes()) wrong = "other codes";
-    all.report(name_of("norm_backward held", c, s.rows, s.hidden), wrong);
+    all.report(name_of(WIDE == 1 ? "norm_backward held" : "norm_backward held wide", c, s.rows, s.hidden), wrong);
 }
 
 /* Where all products of a row are -0 so is their sum, and dx is -0 - (x*rstd)*-0 = 0: what rows are filled up with must
  * not show. */
+template <int WIDE>
 void backward_zero_check(checks &all, const shape &s) {
     backward_inputs in(s, PLAIN);
     in.dy.put(std::vector<uint16_t>(s.count(), 0x8000)), in.x.put(std::vector<uint16_t>(s.count(), 0x3F80));
@@ -147,7 +149,7 @@ void backward_zero_check(checks &all, const shape &s) {
     norm_backward_job job = backward_job<FORMAT_NONE>(in, first, nothing, s),
                       held = backward_job<FORMAT_NONE>(in, second, nothing, s);
     job.residual = held.residual = nullptr;
-    std::string wrong = backward_run<FORMAT_NONE>(job, held, s) ? "" : "a kernel was refused";
+    std::string wrong = backward_run<FORMAT_NONE, WIDE>(job, held, s) ? "" : "a kernel was refused";
     for (const outputs *out : {&first, &second})
         if (wrong.empty() && out->dx.get<uint16_t>() != std::vector<uint16_t>(s.count(), 0)) wrong = "a zero's sign";
     all.report("norm_backward of zeros " + std::to_string(s.rows) + "x" + std::to_string(s.hidden), wrong);
@@ -172,5 +174,10 @@ void check_held(checks &all) {
     }
     norm_check<QE_FORMAT_E4M3, 64>(all, e4m3, {64, 4096}, SPECIAL);
     backward_check<QE_FORMAT_E5M2>(all, e5m2, {32, 4096}, SPECIAL);
-    for (uint32_t hidden : {256, 768, 2048, 4096}) backward_zero_check(all, {32, hidden});
+    for (uint32_t hidden : {256, 768, 2048, 4096}) backward_zero_check<1>(all, {32, hidden});
+    backward_zero_check<4>(all, {32, 1024}), backward_zero_check<4>(all, {32, 2048});
+    backward_check<QE_FORMAT_E5M2, 4>(all, e5m2, {64, 2048}, SPECIAL);
+    backward_check<QE_FORMAT_E4M3, 4>(all, by_rows, {32, 1024}, WIDE, NO_RESIDUAL);
+    backward_check<QE_FORMAT_E5M2, 4>(all, turned, {32, 4096}, PLAIN, NO_GRADIENT);
+    backward_check<FORMAT_NONE, 4>(all, e4m3, {64, 1024}, WIDE);
 }

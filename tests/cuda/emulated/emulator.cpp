@@ -32,6 +32,7 @@ struct warp_state {
 
 struct block_state {
     meeting barrier;
+    std::map<uint32_t, meeting> some; /* by id */
     std::vector<warp_state> warps;
     std::map<const void *, std::vector<unsigned char>> shared;
     uint32_t rank = 0;
@@ -187,6 +188,12 @@ void emulator_warp_barrier(uint32_t mask) {
 
 void emulator_block_barrier() {
     meet(current->running->block->barrier);
+}
+
+void emulator_some_barrier(uint32_t id, uint32_t threads) {
+    meeting &m = current->running->block->some[id];
+    m.expected = threads;
+    meet(m);
 }
 
 uint64_t emulator_exchange(uint64_t value, int from) {

@@ -189,6 +189,9 @@ DEVICE void warp_barrier(uint32_t mask) {
 DEVICE void block_barrier() {
     emulator_block_barrier();
 }
+DEVICE void some_barrier(uint32_t id, uint32_t threads) {
+    emulator_some_barrier(id, threads);
+}
 
 template <typename T>
 static inline T &shared_object() {
