@@ -300,6 +300,17 @@ DEVICE void mailbox_send(float *at, mailbox *box, uint32_t rank, float value) {
         "r"(shared_address(box)), "r"(rank), "f"(value)
         : "memory");
 }
+/* The same of two that lie side by side: eight bytes. */
+DEVICE void mailbox_send(float2 *at, mailbox *box, uint32_t rank, float2 value) {
+    asm volatile(
+        "{\n.reg .b32 remote, counter;\n"
+        "mapa.shared::cluster.u32 remote, %0, %2;\n"
+        "mapa.shared::cluster.u32 counter, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [remote], {%3, %4}, [counter];\n}" ::"r"(
+            shared_address(at)),
+        "r"(shared_address(box)), "r"(rank), "f"(value.x), "f"(value.y)
+        : "memory");
+}
 /* Until the phase of this parity of a barrier in shared memory is over. */
 DEVICE void phase_wait(uint64_t *barrier, uint32_t parity) {
     asm volatile(

@@ -1,4 +1,5 @@
-/* grad_norm.cu - the sum of squares of a gradient, with the bits of the host's kernel. */
+/* grad_norm.cu - the sum of squares of a gradient in fp64: a thread in order, then lanes, warps and blocks by halves.
+ * The order depends on `count` alone; it is not the host's. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/block.cuh"
 
