@@ -196,6 +196,7 @@ __device__ __forceinline__ void meeting_open(meeting &all) {
             mailbox_open(&all.box);
             mailbox_arm(&all.box, BLOCKS * (blockDim.x / QE_CUDA_WARP) * sizeof(float2));
         }
+        warp_barrier(0xFFFFFFFFu); /* a cluster's barrier is for whole warps */
         cluster_arrive();
     }
 }
