@@ -8,6 +8,7 @@
 #include <ucontext.h>
 #include <vector_functions.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <random>
@@ -38,6 +39,13 @@ struct block_state {
     uint32_t rank = 0;
 };
 
+enum { COPY_BYTES = 16 };
+struct copy {
+    void *to;
+    const void *from;
+};
+typedef std::vector<copy> copies;
+
 struct fiber {
     ucontext_t context;
     char *stack;
@@ -45,6 +53,8 @@ struct fiber {
     block_state *block;
     uint32_t lane, warp, awaited; /* awaited: generation of the cluster's barrier */
     bool is_done;
+    std::deque<copies> closed; /* groups on their way */
+    copies open; /* asked for since the last group */
 };
 
 struct machine {
@@ -68,9 +78,19 @@ void meet(meeting &m) {
     while (m.generation == generation) emulator_yield();
 }
 
+/* An empty group may be left. */
+void copies_check(const fiber &f) {
+    bool is_late = !f.open.empty();
+    for (const copies &group : f.closed) is_late = is_late || !group.empty();
+    if (!is_late) return;
+    fprintf(stderr, "emulator: a thread ends before copies that it asked for have come\n");
+    abort();
+}
+
 void fiber_main() {
     (*current->kernel)();
     fiber *f = current->running;
+    copies_check(*f);
     f->is_done = true;
     ++current->events;
     block_state *block = f->block;
@@ -204,6 +224,27 @@ uint64_t emulator_exchange(uint64_t value, int from) {
     const uint64_t got = warp.slot[from & (LANES - 1)];
     meet(warp.all);
     return got;
+}
+
+void emulator_copy(void *to, const void *from) {
+    current->running->open.push_back({to, from});
+}
+
+void emulator_copies_close() {
+    fiber *f = current->running;
+    f->closed.push_back(std::move(f->open));
+    f->open.clear();
+}
+
+void emulator_copies_wait(uint32_t left) {
+    fiber *f = current->running;
+    for (; f->closed.size() > left; f->closed.pop_front())
+        for (const copy &c : f->closed.front()) memcpy(c.to, c.from, COPY_BYTES);
+}
+
+void emulator_copies_wait() {
+    emulator_copies_close();
+    emulator_copies_wait(0);
 }
 
 void *emulator_shared(const void *key, size_t bytes) {

@@ -1,6 +1,7 @@
 /* emulator.h - runs kernels on a processor, one fiber per thread, so that their indices, bounds and barriers can be
  * tested where there is no GPU. Fibers of a cluster take turns in a random order; a kernel whose threads all wait is
- * reported. It knows nothing of memory ordering: what one fiber wrote, all others see. */
+ * reported. It knows nothing of memory ordering: what one fiber wrote, all others see. Only copies into shared memory
+ * come as late as they may: when the fiber that asked for them waits. */
 #ifndef QE_TESTS_CUDA_EMULATOR_H
 #define QE_TESTS_CUDA_EMULATOR_H
 
@@ -36,6 +37,11 @@ uint32_t emulator_cluster_size();
 uint32_t emulator_cluster_rank();
 void emulator_cluster_arrive();
 void emulator_cluster_wait();
+/* 16 bytes that come when they are waited for; groups of them as on a device. */
+void emulator_copy(void *to, const void *from);
+void emulator_copies_close();
+void emulator_copies_wait(uint32_t left); /* all but the last `left` groups */
+void emulator_copies_wait();              /* all, in groups or not */
 void emulator_yield(); /* lets others run; for loops that wait for a word */
 
 #endif

@@ -62,17 +62,20 @@ DEVICE float __ldg(const float *at) {
 DEVICE void prefetch(const void *) {
 }
 DEVICE void copy_ahead(void *to, const void *from) {
-    const uint4 v = load_once(from);
-    memcpy(to, &v, sizeof v);
+    if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0) abort();
+    emulator_copy(to, from);
 }
 DEVICE void copy_ahead(void *to, const void *from, bool) {
     copy_ahead(to, from);
 }
 DEVICE void copies_wait() {
+    emulator_copies_wait();
 }
 DEVICE void copies_close() {
+    emulator_copies_close();
 }
-DEVICE void copies_wait_but(uint32_t) {
+DEVICE void copies_wait_but(uint32_t left) {
+    emulator_copies_wait(left);
 }
 DEVICE int32_t load_shared_word(const int32_t *at) {
     return *at;
