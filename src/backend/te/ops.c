@@ -143,14 +143,19 @@ static qe_status quantize_queue(const qe_te_context *te, const qe_args_quantize 
     return fill(te, &from, &args->target, stream, error_out);
 }
 
-/* The key that travels with a cached weight goes behind it; without a scale the epoch is 0. */
+/* The key that travels with a cached weight goes behind it; without a scale the epoch is 0. No commit vouches for what
+ * this fill made, so a seal that one left goes first. */
 static qe_status key_write(const qe_args_quantize_weight *args, cudaStream_t stream, qe_error *error_out) {
-    if (args->key == NULL) return QE_OK;
-    QE_TRY(qe_cuda_copy(args->weight_witness, &args->key[0], sizeof *args->key, stream));
-    if (args->scale_epoch != NULL) return qe_cuda_copy(args->scale_epoch, &args->key[1], sizeof *args->key, stream);
-    const cudaError_t code = cudaMemsetAsync(&args->key[1], 0, sizeof *args->key, stream);
-    if (code == cudaSuccess) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "the key of a cached weight: %s", cudaGetErrorString(code));
+    _Static_assert(QE_KEY_SEAL == QE_KEY_EPOCH + 1, "one piece of memory is cleared");
+    uint64_t *key = args->key;
+    if (key == NULL) return QE_OK;
+    const cudaError_t code = cudaMemsetAsync(&key[QE_KEY_EPOCH], 0, 2 * sizeof *key, stream);
+    if (code != cudaSuccess)
+        return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "the key of a cached weight: %s",
+                            cudaGetErrorString(code));
+    QE_TRY(qe_cuda_copy(args->weight_witness, &key[QE_KEY_VERSION], sizeof *key, stream));
+    if (args->scale_epoch == NULL) return QE_OK;
+    return qe_cuda_copy(args->scale_epoch, &key[QE_KEY_EPOCH], sizeof *key, stream);
 }
 
 static qe_status weight_queue(const qe_te_context *te, const qe_args_quantize_weight *args, cudaStream_t stream,
