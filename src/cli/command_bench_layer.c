@@ -114,7 +114,7 @@ static void print_row(const row *r) {
         printf("  while captured ran: %.0f MHz, %.0f W (medians)\n", e->captured.sm_mhz, e->captured.power_w);
     printf("  eager     %9.4f ms   all products fast, attention in any order %9.4f ms\n", e->eager.median_ms,
            r->loose.captured.median_ms);
-    printf("  floor     %9.4f ms   product %.1f TFLOP/s, copy %.2f TB/s\n", r->floor_ms,
+    printf("  floor     %9.4f ms   product %.4g TFLOP/s, copy %.2f TB/s\n", r->floor_ms,
            1e-12 * r->ceilings.product_flops, 1e-12 * r->ceilings.copy_bytes);
     printf("  replay %.2f us of host time (%.2f to %.2f), both guards %.2f us, capture %.3f s, graph %.1f KiB\n",
            e->launch_us, e->launch_low_us, e->launch_high_us, e->guards_us, e->capture_s,
@@ -145,11 +145,19 @@ static int run_shape(const qe_cli *cli, const qe_layer_shape *shape, const qe_la
     return QE_EXIT_OK;
 }
 
+static int shape_unknown(const qe_cli *cli, const char *name) {
+    char names[80] = ""; /* cut where it is too short for all of them */
+    for (int i = 0; i < SHAPES + OTHERS; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i > 0 ? ", " : "",
+                 i < SHAPES ? shapes[i].name : others[i - SHAPES].name);
+    return qe_cli_usage(cli, "there is no shape '%s', but %s", name, names);
+}
+
 /* A slip in the last shape is told before the first is timed. */
 static int run_shapes(qe_cli *cli, const qe_layer_options *options, double seconds) {
     for (int i = 0; i < cli->argument_count; i++)
         if (shape_named(cli->arguments[i]) == NULL)
-            return qe_cli_usage(cli, "there is no shape '%s'; see --help", cli->arguments[i]);
+            return shape_unknown(cli, cli->arguments[i]);
     json_t *list = json_array();
     int status = QE_EXIT_OK;
     if (cli->argument_count == 0 && !qe_device_is_gpu(options->device)) /* h1024 alone takes a host some ten minutes */

@@ -251,7 +251,7 @@ static int run_bench_step(qe_cli *cli) {
             qe_device_unused_print(b.device, &b.settings);
             return measure(&b, &error) == QE_OK ? report(&b) : qe_cli_error(cli, &error);
         }
-    return qe_cli_usage(cli, "there is no shape '%s'; see --help", name);
+    return qe_cli_usage(cli, "there is no shape '%s', but 1.1b, 0.2b and tiny", name);
 }
 
 static const qe_cli_option options[] = {

@@ -439,6 +439,12 @@ static int has_gpu(void) {
     return status == QE_ERROR_UNSUPPORTED ? SKIPPED : EXIT_FAILURE;
 }
 
+static int is_mode(const char *name) {
+    for (int i = 0; i < MODES; i++)
+        if (strcmp(name, mode_names[i]) == 0) return 1;
+    return 0;
+}
+
 static int parse(check *c, int count, char **words) {
     for (int i = 1; i < count; i++) {
         uint32_t *number = strcmp(words[i], "--runs") == 0    ? &c->runs
@@ -450,15 +456,19 @@ static int parse(check *c, int count, char **words) {
         else if (number != NULL && i + 1 < count) *number = (uint32_t)strtoul(words[++i], NULL, 10);
         else return 0;
     }
-    return c->runs > 0 && c->steps > 0;
+    return c->runs > 0 && c->steps > 0 && (c->only == NULL || is_mode(c->only));
+}
+
+static int usage(FILE *to, int status) {
+    fprintf(to, "usage: check_gpu [--runs N] [--steps N] [--seeds N] [--only MODE] [--json]\n"
+                "MODE: eager, layer, action or step\n");
+    return status;
 }
 
 int main(int argc, char **argv) {
     static check c = {.runs = 100, .steps = 1000, .seeds = 60};
-    if (!parse(&c, argc, argv)) {
-        fprintf(stderr, "usage: check_gpu [--runs N] [--steps N] [--seeds N] [--only MODE] [--json]\n");
-        return 2;
-    }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(stdout, EXIT_SUCCESS);
+    if (!parse(&c, argc, argv)) return usage(stderr, 2);
     int status = has_gpu();
     if (status != 0) return status;
     c.started = seconds();
