@@ -278,10 +278,13 @@ static int drop_record(mutant *m) {
     return predict(m, fold.entry, bit_of(QE_RULE_SCALE_BUSY));
 }
 
+/* Where commits fill ahead, they use the epoch that the fold makes. */
 static int drop_fold(mutant *m) {
-    place at;
+    place at, use;
     qe_effect dropped;
     if (!drop(m, QE_EFFECT_SCALE_FOLD, &at, &dropped)) return 0;
+    if (behind(m, at, dropped.object, SET(SCALE_USE) | SET(SCALE_RECORD), &use))
+        return predict(m, use.entry, bit_of(QE_RULE_SCALE_EPOCH));
     if (count_effects(&m->step->right, dropped.object, QE_EFFECT_SCALE_RECORD) == 0) return 0;
     return predict(m, AT_END, bit_of(QE_RULE_SCALE_UNFOLDED));
 }
@@ -324,6 +327,21 @@ static int drop_commit(mutant *m) {
     return 0;
 }
 
+/* Did the step before leave just what the fill makes? A recorded commit does: it fills with the key of the next step.
+ * Returns its layouts, or 0. */
+static uint8_t filled_ahead(const mutant *m, place at, uint32_t cache) {
+    const qe_object *object = &m->step->program.objects[cache];
+    const qe_effect *fill = effect_at(&m->step->right, at);
+    place last;
+    place end = {m->step->right.count, 0};
+    if (m->at_step == 0 || !find_previous(&m->step->right, end, cache, SET(CACHE_FILL), &last)) return 0;
+    const qe_effect *ahead = effect_at(&m->step->right, last);
+    uint64_t epochs = object->scale != QE_NONE ? m->step->delta[object->scale] : 0;
+    int same = ahead->version == fill->version + m->step->delta[object->weight] &&
+               ahead->epoch == fill->epoch + epochs && ahead->recipe == fill->recipe;
+    return same ? ahead->layouts : 0;
+}
+
 /* What is in the cache then: nothing, what an earlier step filled, or what was filled before in this one. */
 static int without_fill(mutant *m, place at, uint32_t cache) {
     const qe_object *object = &m->step->program.objects[cache];
@@ -336,6 +354,9 @@ static int without_fill(mutant *m, place at, uint32_t cache) {
     if (!behind(m, at, cache, SET(CACHE_FILL) | SET(CACHE_USE), &use)) return predict(m, NOWHERE, 0);
     if (effect_at(&m->step->right, use)->kind == QE_EFFECT_CACHE_FILL) return predict(m, NOWHERE, 0);
     if (m->at_step == 0) return predict(m, use.entry, bit_of(QE_RULE_CACHE_EMPTY));
+    uint8_t ahead = filled_ahead(m, at, cache);
+    if (ahead != 0 && (effect_at(&m->step->right, at)->layouts & ~ahead) != 0) return 0;
+    if (ahead != 0) return predict(m, NOWHERE, 0);
     if (m->step->delta[object->weight] > 0) return predict(m, use.entry, bit_of(QE_RULE_CACHE_STALE));
     if (object->scale != QE_NONE && m->step->delta[object->scale] > 0)
         return predict(m, use.entry, bit_of(QE_RULE_CACHE_SCALE));

@@ -139,7 +139,10 @@ static int plant_edit(attack *a, outcome *due) {
                    memcmp(objects, s->program.objects, s->program.object_count * sizeof *objects) == 0;
         verdict said = {0}, oracles;
         if (fits) said = expected_of(&m);
-        if (fits) assert_true(oracle_confirms(&m, said, &oracles));
+        if (fits && !oracle_confirms(&m, said, &oracles))
+            fail_msg("'%s' of entry %u: expected %s at %u, %u steps later; the oracle says %s at %u, %u steps later",
+                     m.operator_name, edit.item, qe_rule_id(said.rule), said.where, said.later,
+                     qe_rule_id(oracles.rule), oracles.where, oracles.later);
         *due = (outcome){.rules = said.rule != QE_RULE_NONE ? bit_of((unsigned)said.rule) : 0, .item = QE_NONE,
                          .kind = m.kind, .what = m.operator_name};
         if (said.rule != QE_RULE_NONE && said.where != AT_END) due->item = m.list.entries[said.where].source;
