@@ -51,9 +51,11 @@ static inline uint32_t qe_schedule_rank(const qe_schedule *schedule, uint32_t st
 }
 
 /* The names that generate knows, for texts. */
-#define QE_SCHEDULE_NAMES \
-    "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, v-min, 1f1b-v, dualpipe, " \
-    "dualpipev or sequential"
+#define QE_SCHEDULE_NAMES_BEGIN \
+    "gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, v-min, 1f1b-v, "
+#define QE_SCHEDULE_NAMES QE_SCHEDULE_NAMES_BEGIN "dualpipe, dualpipev or sequential"
+/* Those that a plan can be made of: dualpipe has every weight twice. */
+#define QE_SCHEDULE_NAMES_PLANNED QE_SCHEDULE_NAMES_BEGIN "dualpipev or sequential"
 
 typedef struct qe_schedule_request {
     const char *name;   /* one of QE_SCHEDULE_NAMES */

@@ -104,6 +104,11 @@ static qe_status searched_schedule(qe_session *session, const qe_plan_options *p
 
 static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
+    if (!qe_schedule_argument_is_name(p->schedule)) {
+        qe_error_set(error_out, QE_ERROR_ARGUMENT, "use auto, " QE_SCHEDULE_NAMES_PLANNED ", or a CSV file of your own",
+                     "no schedule is named \"%.64s\"", p->schedule);
+        return blame_settings(&session->settings, error_out);
+    }
     qe_schedule_request request = {
         .name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
     qe_status status = qe_schedule_generate(&request, &session->schedule, error_out);

@@ -112,7 +112,8 @@ class HostileConfiguration(Case):
         self.write_tiny(TINY.replace("schedule: 1f1b", "schedule: 1g1b"))
         self.refuse(ERROR, ["tiny.yaml:16", "1g1b", "1f1b"], "train", "tiny.yaml")
         self.refuse(ERROR, ["1g1b", "1f1b"], "train", "tiny.yaml", "--mode", "baseline")
-        self.refuse(USAGE, ["1h1b", "1f1b"], "train", "tiny.yaml", "--set", "pipeline.schedule=1h1b")
+        told = self.refuse(USAGE, ["1h1b", "1f1b", "auto,"], "train", "tiny.yaml", "--set", "pipeline.schedule=1h1b")
+        self.assertNotIn("dualpipe,", told.stderr)  # which train refuses
         self.refuse_line("  warmup: 1\n", "  mode: fast\n", "mode", "eager", "baseline")
 
     def test_a_wrong_value_on_the_command_line_is_a_usage_error(self):
