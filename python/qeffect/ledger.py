@@ -59,10 +59,14 @@ def _address(pointer: Any) -> int:
 class Ledger:
     """Counts; touches no device. One thread at a time. The program is copied: later changes to it do not matter.
 
-    Raises: UnsupportedError where the program has what only a trace may have (allocations, draws, rows, ranks).
+    Raises: TypeError where it is no Program; UnsupportedError where the program has what only a trace may have
+    (allocations, draws, rows, ranks).
     """
 
     def __init__(self, program: Program) -> None:
+        if not isinstance(program, Program):
+            raise TypeError(f"program is {program!r}; expected a Program, as Program(), Program.read(path) or "
+                            "plan.program(rank) makes one")
         self._program = program.copy()
         self._items = self._program.item_count
         self._violations = ffi.new("qe_violations *")

@@ -85,6 +85,8 @@ class Plan:
                  cache_weights: bool = True, reuse_slots: bool = True, placement: str = "direct") -> None:
         placements = {"direct": lib.QE_GRADIENT_DIRECT, "copy": lib.QE_GRADIENT_COPY}
         schedule = schedule_of(schedule)
+        if not isinstance(model, (Decoder, Stages)):
+            raise TypeError(f"model is {model!r}; expected a Decoder or Stages")
         if placement not in placements:
             raise ArgumentError(f"placement is {placement!r}; expected direct or copy")
         if isinstance(model, Stages) and (model.stages, model.microbatches) != (schedule.stages, schedule.microbatches):
@@ -145,6 +147,8 @@ class Plan:
 
 def slot_counts(plan: Plan, kinds: Sequence[str] = ("X",)) -> dict[int, int]:
     """Live microbatches per stage: the size of its pools of these kinds, largest first."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan is {plan!r}; expected a Plan, as Plan(schedule, model) makes one")
     found: dict[int, int] = {}
     for rank in range(plan.schedule.ranks):
         for pool in plan.pools(rank):

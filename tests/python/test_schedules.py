@@ -80,6 +80,17 @@ def test_a_name_in_place_of_a_schedule_is_told_what_makes_one() -> None:
             use()
 
 
+def test_a_name_in_place_of_a_plan_a_model_or_a_program_is_told_what_makes_one() -> None:
+    name: Any = "zbh1"
+    schedule = Schedule.generate("zbh1", ranks=2, microbatches=4)
+    with pytest.raises(TypeError, match=r"plan is 'zbh1'; .*Plan\(schedule, model\)"):
+        qeffect.slot_counts(name)
+    with pytest.raises(TypeError, match="model is 'zbh1'; .*Decoder or Stages"):
+        qeffect.Plan(schedule, name)
+    with pytest.raises(TypeError, match=r"program is 'zbh1'; .*Program\.read.*plan\.program\(rank\)"):
+        qeffect.Ledger(name)
+
+
 def test_simulated_times_are_views_that_keep_their_simulation() -> None:
     schedule = Schedule.generate("1f1b", ranks=2, microbatches=4)
     start = qeffect.simulate(schedule, times=(1, 1, 1)).start
