@@ -130,7 +130,8 @@ static void cross_entropy_of(uint32_t rows, uint32_t vocab, int backward, float 
 }
 
 void case_cross_entropy(void) {
-    static const uint32_t vocabs[] = {8, 256, 264, 1000, 1001, 1024, 1032, 32000, 57344, 57352, 115712, 115720, 128256};
+    static const uint32_t vocabs[] = {8,    256,   264,   1000,  1001,  1024,  1032,  2048,   2056,   2080,  5000,
+                                      8200, 16384, 20480, 20488, 32000, 57344, 57352, 115712, 115720, 128256};
     for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; ++i)
         for (int backward = 0; backward < 2; ++backward) cross_entropy_of(37, vocabs[i], backward, 3.0f);
     cross_entropy_of(1, 1, 1, 1.0f);

@@ -192,11 +192,25 @@ DEVICE float shuffle_xor(float value, int mask) {
 DEVICE float shuffle(float value, int lane) {
     return __shfl_sync(0xFFFFFFFFu, value, lane);
 }
+DEVICE uint32_t shuffle(uint32_t value, int lane) {
+    return __shfl_sync(0xFFFFFFFFu, value, lane);
+}
 DEVICE int32_t warp_largest(int32_t value) {
     return __reduce_max_sync(0xFFFFFFFFu, value);
 }
 DEVICE uint32_t warp_ballot(bool vote) {
     return __ballot_sync(0xFFFFFFFFu, vote);
+}
+/* The lanes that call with the same value. */
+DEVICE uint32_t warp_match(uint32_t value) {
+    return __match_any_sync(0xFFFFFFFFu, value);
+}
+DEVICE uint32_t bits_in(uint32_t word) {
+    return static_cast<uint32_t>(__popc(word));
+}
+/* Its number, from 0. word: not 0. */
+DEVICE uint32_t lowest_bit(uint32_t word) {
+    return static_cast<uint32_t>(__ffs(word)) - 1;
 }
 /* The lanes of `mask`, all of which come here. No access to memory moves across it, so loads before it are all under
  * way before the loads and stores behind it; without it the assembler puts each next to its use to save registers. */
@@ -205,6 +219,10 @@ DEVICE void warp_barrier(uint32_t mask) {
 }
 DEVICE void block_barrier() {
     __syncthreads();
+}
+/* block_barrier, and whether a thread votes for it. */
+DEVICE bool block_any(bool vote) {
+    return __syncthreads_or(vote) != 0;
 }
 /* So many threads of the block, whole warps, that name the same `id` (1 to 15). */
 DEVICE void some_barrier(uint32_t id, uint32_t threads) {
@@ -254,6 +272,8 @@ DEVICE void copies_wait_but(uint32_t left) {
     if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
     if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
     if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (left == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
+    if (left == 7) asm volatile("cp.async.wait_group 7;" ::: "memory");
 }
 
 DEVICE uint32_t cluster_size() {

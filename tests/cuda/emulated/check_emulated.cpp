@@ -1,6 +1,7 @@
 /* check_emulated.cpp - the kernel checks without a GPU.
  *
  *   check_emulated [--large]   exit status: 0, 1 when a check failed */
+#include "check_embed.h"
 #include "check_held.h"
 #include "check_rope_codes.h"
 #include "check_squares.h"
@@ -10,6 +11,7 @@
 int main(int argc, char **argv) {
     checks all;
     check_everything(all, argc > 1 && strcmp(argv[1], "--large") == 0);
+    check_embed(all);
     check_held(all);
     check_rope_codes(all);
     check_squares(all);

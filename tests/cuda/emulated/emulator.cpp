@@ -216,14 +216,19 @@ void emulator_some_barrier(uint32_t id, uint32_t threads) {
     meet(m);
 }
 
-uint64_t emulator_exchange(uint64_t value, int from) {
+void emulator_gather(uint64_t value, uint64_t (&all_out)[LANES]) {
     fiber *f = current->running;
     warp_state &warp = f->block->warps[f->warp];
     warp.slot[f->lane] = value;
     meet(warp.all);
-    const uint64_t got = warp.slot[from & (LANES - 1)];
+    memcpy(all_out, warp.slot, sizeof warp.slot);
     meet(warp.all);
-    return got;
+}
+
+uint64_t emulator_exchange(uint64_t value, int from) {
+    uint64_t all[LANES];
+    emulator_gather(value, all);
+    return all[from & (LANES - 1)];
 }
 
 void emulator_copy(void *to, const void *from) {

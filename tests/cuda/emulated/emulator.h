@@ -29,6 +29,8 @@ uint64_t emulator_runs(); /* that there were */
 void emulator_warp_barrier(uint32_t mask);
 void emulator_block_barrier();
 void emulator_some_barrier(uint32_t id, uint32_t threads); /* so many of this block name this id */
+/* What all lanes of this warp pass in the same call. */
+void emulator_gather(uint64_t value, uint64_t (&all_out)[32]);
 /* What lane `from` of this warp passes in the same call; all 32 lanes call. */
 uint64_t emulator_exchange(uint64_t value, int from);
 void *emulator_shared(const void *key, size_t bytes); /* one piece of memory per block and key */

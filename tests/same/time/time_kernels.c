@@ -508,10 +508,15 @@ static void small_kernels(bench *b) {
     time_one(b, "embed", embed_make, (sizes){2048, 32768, 1024, 0});
     time_one(b, "embed_backward set", embed_backward_make, (sizes){8192, 32768, 4096, 1});
     time_one(b, "embed_backward add", embed_backward_make, (sizes){8192, 32768, 4096, 0});
+    time_one(b, "embed_backward add", embed_backward_make, (sizes){2048, 32768, 2048, 0});
     time_one(b, "embed_backward set", embed_backward_make, (sizes){2048, 256, 1024, 1});
     time_one(b, "cross_entropy", cross_entropy_make, (sizes){2048, 32768, 0, 0});
     time_one(b, "cross_entropy", cross_entropy_make, (sizes){2048, 50304, 0, 0});
     time_one(b, "cross_entropy", cross_entropy_make, (sizes){1024, 128256, 0, 0});
+    time_one(b, "cross_entropy", cross_entropy_make, (sizes){4096, 2048, 0, 0});
+    time_one(b, "cross_entropy", cross_entropy_make, (sizes){16384, 2048, 0, 0});
+    time_one(b, "cross_entropy", cross_entropy_make, (sizes){8192, 5000, 0, 0});
+    time_one(b, "cross_entropy", cross_entropy_make, (sizes){4096, 16384, 0, 0});
     time_one(b, "cross_entropy", cross_entropy_make, (sizes){16384, 1024, 0, 0});
     time_one(b, "grad_norm", grad_norm_make, (sizes){8192, 0, 0, 0});
     time_one(b, "grad_norm", grad_norm_make, (sizes){57344, 0, 0, 0});

@@ -171,6 +171,9 @@ DEVICE int lane_here() {
 DEVICE float shuffle(float value, int lane) {
     return float_of(static_cast<uint32_t>(emulator_exchange(bits_of(value), lane)));
 }
+DEVICE uint32_t shuffle(uint32_t value, int lane) {
+    return static_cast<uint32_t>(emulator_exchange(value, lane));
+}
 DEVICE float shuffle_xor(float value, int mask) {
     return shuffle(value, lane_here() ^ mask);
 }
@@ -182,9 +185,25 @@ DEVICE int32_t warp_largest(int32_t value) {
     return value;
 }
 DEVICE uint32_t warp_ballot(bool vote) {
+    uint64_t all[32];
+    emulator_gather(vote, all);
     uint32_t mask = 0;
-    for (int lane = 0; lane < 32; ++lane) mask |= static_cast<uint32_t>(emulator_exchange(vote, lane)) << lane;
+    for (int lane = 0; lane < 32; ++lane) mask |= static_cast<uint32_t>(all[lane]) << lane;
     return mask;
+}
+DEVICE uint32_t warp_match(uint32_t value) {
+    uint64_t all[32];
+    emulator_gather(value, all);
+    uint32_t mask = 0;
+    for (int lane = 0; lane < 32; ++lane) mask |= static_cast<uint32_t>(all[lane] == value) << lane;
+    return mask;
+}
+DEVICE uint32_t bits_in(uint32_t word) {
+    return static_cast<uint32_t>(__builtin_popcount(word));
+}
+DEVICE uint32_t lowest_bit(uint32_t word) {
+    if (word == 0) abort();
+    return static_cast<uint32_t>(__builtin_ctz(word));
 }
 DEVICE void warp_barrier(uint32_t mask) {
     emulator_warp_barrier(mask);
@@ -204,6 +223,19 @@ static inline T &shared_object() {
 template <typename T>
 static inline T &shared_large_object() {
     return shared_object<T>();
+}
+struct block_vote {
+    uint32_t any;
+};
+DEVICE bool block_any(bool vote) {
+    uint32_t &any = shared_object<block_vote>().any;
+    any = 0;
+    emulator_block_barrier();
+    any |= vote;
+    emulator_block_barrier();
+    const bool answer = any != 0;
+    emulator_block_barrier(); /* before the next vote begins */
+    return answer;
 }
 
 DEVICE uint32_t cluster_size() {
