@@ -497,6 +497,11 @@ static void fused_kernels(bench *b) {
         time_one(b, "swiglu_quantize", swiglu_make, wide);
         time_one(b, "swiglu_backward_quantize", swiglu_backward_make, wide);
     }
+    for (uint32_t rows = 4096; rows <= 16384; rows *= 2) { /* between those of the layers */
+        const sizes at = {rows, rows == 4096 ? 4096 : 2048, QE_RECIPE_DELAYED, 0};
+        time_one(b, "norm_quantize", norm_make, at);
+        time_one(b, "norm_backward quantized", norm_backward_make, at);
+    }
     time_one(b, "quantize current", quantize_make, (sizes){8192, 4096, QE_RECIPE_CURRENT, 0});
     time_one(b, "quantize block", quantize_make, (sizes){8192, 4096, QE_RECIPE_BLOCK, 0});
     time_one(b, "quantize_weight", weight_make, (sizes){4096, 4096, 0, 0});
