@@ -20,6 +20,13 @@ static qe_status claim_add(qe_graph *graph, cudaGraphNode_t node, const qe_op *o
     return QE_OK;
 }
 
+/* Only the first error is told, and none is left for who asks the runtime next. */
+static qe_status looked(qe_graph *graph, cudaError_t code) {
+    qe_error ignored;
+    return qe_cuda_check(code, "looking at the captured graph",
+                         graph->refusal.status == QE_OK ? &graph->refusal : &ignored);
+}
+
 static int is_claimed(const qe_graph *graph, cudaGraphNode_t node, uint64_t hint) {
     if (hint < graph->claim_count && graph->claims[hint].node == node) return 1; /* nodes come in order of creation */
     for (uint64_t i = 0; i < graph->claim_count; i++)
@@ -30,7 +37,7 @@ static int is_claimed(const qe_graph *graph, cudaGraphNode_t node, uint64_t hint
 static qe_status claim_new(qe_graph *graph, cudaGraph_t captured, size_t count, const qe_op *op) {
     cudaGraphNode_t *nodes = malloc(count * sizeof *nodes);
     if (nodes == NULL) return QE_ERROR_MEMORY;
-    qe_status status = cudaGraphGetNodes(captured, nodes, &count) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    qe_status status = looked(graph, cudaGraphGetNodes(captured, nodes, &count));
     for (size_t i = 0; status == QE_OK && i < count; i++)
         if (!is_claimed(graph, nodes[i], i)) status = claim_add(graph, nodes[i], op);
     free(nodes);
@@ -38,15 +45,15 @@ static qe_status claim_new(qe_graph *graph, cudaGraph_t captured, size_t count, 
 }
 
 /* The graph so far; NULL where the capture is no longer valid: its end will say why. */
-static qe_status nodes_now(const qe_graph *graph, cudaGraph_t *captured_out, size_t *count_out) {
+static qe_status nodes_now(qe_graph *graph, cudaGraph_t *captured_out, size_t *count_out) {
     enum cudaStreamCaptureStatus state;
     *captured_out = NULL;
     *count_out = graph->claim_count;
-    if (cudaStreamGetCaptureInfo(graph->origin->stream, &state, NULL, captured_out, NULL, NULL, NULL) != cudaSuccess)
-        return QE_ERROR_DEVICE;
+    QE_TRY(looked(graph, cudaStreamGetCaptureInfo(graph->origin->stream, &state, NULL, captured_out, NULL, NULL,
+                                                  NULL)));
     if (state != cudaStreamCaptureStatusActive) *captured_out = NULL;
     if (*captured_out == NULL) return QE_OK;
-    return cudaGraphGetNodes(*captured_out, NULL, count_out) == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
+    return looked(graph, cudaGraphGetNodes(*captured_out, NULL, count_out));
 }
 
 static qe_status refuse(qe_graph *graph, qe_status status, const char *remedy, const char *words, const char *what) {
@@ -62,8 +69,7 @@ static qe_status unclaimed(qe_graph *graph) {
 qe_status qe_cuda_claim_begin(qe_graph *graph) {
     cudaGraph_t captured;
     size_t count;
-    qe_status status = nodes_now(graph, &captured, &count);
-    if (status != QE_OK) return refuse(graph, status, NULL, "the captured graph cannot be looked at", "");
+    QE_TRY(nodes_now(graph, &captured, &count));
     return count > graph->claim_count ? unclaimed(graph) : QE_OK;
 }
 
@@ -82,7 +88,8 @@ qe_status qe_cuda_claim_end(qe_graph *graph, const qe_op *op) {
         return refuse(graph, QE_CONTRACT, "let its stream join the recording", " left no node in the captured graph: "
                       "its stream takes no part, so it ran at once", qe_op_name(op->kind));
     if (status == QE_OK && count > graph->claim_count) status = claim_new(graph, captured, count, op);
-    return status == QE_OK ? QE_OK : refuse(graph, status, NULL, " could not be claimed", qe_op_name(op->kind));
+    if (status != QE_ERROR_MEMORY) return status;
+    return refuse(graph, status, NULL, " could not be claimed: no memory", qe_op_name(op->kind));
 }
 
 /* An op in the graph: its nodes are claims [first, last]. */

@@ -103,6 +103,7 @@ struct qe_graph {
     qe_range *touched; /* what its ops touch, all together: for device->order */
     size_t touched_count;
     qe_error refusal; /* what first made the recording invalid; status QE_OK where nothing did */
+    qe_error before;  /* device->failure when it began, which is told at the next sync, whatever becomes of this */
     qe_graph_info info;
 };
 
@@ -121,7 +122,8 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
 qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream);
 qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error_out);
 
-/* stream.c: tells device->failure. And an op, now; *is_run_out = 0: it is a transfer whose other end is not queued. */
+/* stream.c: tells device->failure, or the recording's refusal. And an op, now; *is_run_out = 0: it is a transfer whose
+ * other end is not queued. */
 qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what);
 qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out);
 /* graph.c: a launch, now. */

@@ -29,6 +29,8 @@ static qe_status graph_begin(qe_stream *stream, qe_error *error_out) {
     }
     graph->device = device;
     graph->origin = stream;
+    graph->before = device->failure;
+    device->failure.status = QE_OK;
     device->recording = graph;
     return QE_OK;
 }
@@ -36,6 +38,7 @@ static qe_status graph_begin(qe_stream *stream, qe_error *error_out) {
 /* Stops the capture; the runtime gives the graph, or nothing where the capture is invalid. */
 static cudaError_t capture_stop(qe_graph *graph) {
     graph->device->recording = NULL;
+    graph->device->failure = graph->before;
     return cudaStreamEndCapture(graph->origin->stream, &graph->graph);
 }
 
@@ -44,27 +47,41 @@ static void graph_abandon(qe_stream *stream) {
     if (graph == NULL) return;
     (void)capture_stop(graph);
     (void)cudaGetLastError();
-    stream->device->failure.status = QE_OK;
     graph_free(graph);
+}
+
+/* 0: nobody can say. */
+static size_t free_now(void) {
+    size_t free_bytes = 0, total = 0;
+    if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) return free_bytes;
+    (void)cudaGetLastError();
+    return 0;
 }
 
 /* Memory that instantiation takes is seen as what is missing afterwards; the driver gives it out in large pieces, so
  * small graphs may show none. */
 static qe_status instantiate(qe_graph *graph, qe_error *error_out) {
-    size_t before = 0, after = 0, total = 0;
-    (void)cudaMemGetInfo(&before, &total);
+    const size_t before = free_now();
     QE_TRY(qe_cuda_check(cudaGraphInstantiate(&graph->executable, graph->graph, 0), "instantiating a graph",
                          error_out));
     QE_TRY(qe_cuda_check(cudaGraphUpload(graph->executable, graph->device->aside), "uploading a graph", error_out));
     QE_TRY(qe_cuda_check(cudaStreamSynchronize(graph->device->aside), "uploading a graph", error_out));
-    (void)cudaMemGetInfo(&after, &total);
-    graph->info = (qe_graph_info){.ops = graph->ops, .lanes = 1, .bytes = before > after ? before - after : 0};
+    const size_t after = free_now(), bytes = after > 0 && before > after ? before - after : 0;
+    graph->info = (qe_graph_info){.ops = graph->ops, .lanes = 1, .bytes = bytes};
     return QE_OK;
 }
 
+static qe_status memsets_replace(qe_graph *graph, qe_error *error_out) {
+    const qe_status status = qe_cuda_memsets_replace(graph->graph);
+    if (status == QE_OK) return QE_OK;
+    const cudaError_t code = cudaGetLastError();
+    const char *why = status == QE_ERROR_MEMORY ? "no memory" : "one has an edge that no kernel could have";
+    return qe_error_set(error_out, status, NULL, "memsets of a graph: %s",
+                        code != cudaSuccess ? cudaGetErrorString(code) : why);
+}
+
 static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *error_out) {
-    qe_device *device = stream->device;
-    qe_graph *graph = device->recording;
+    qe_graph *graph = stream->device->recording;
     if (graph == NULL || graph->origin != stream)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream '%s' began no recording", stream->name);
     qe_status status = qe_cuda_check(capture_stop(graph), "the end of a capture", error_out);
@@ -75,11 +92,9 @@ static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *er
     }
     if (status == QE_OK) status = qe_cuda_graph_judge(graph, error_out);
     if (status == QE_OK) status = qe_cuda_watch_graph(graph, error_out);
-    if (status == QE_OK && (status = qe_cuda_memsets_replace(graph->graph)) != QE_OK)
-        qe_error_set(error_out, status, NULL, "memsets of a graph: %s", cudaGetErrorString(cudaGetLastError()));
+    if (status == QE_OK) status = memsets_replace(graph, error_out);
     if (status == QE_OK) status = instantiate(graph, error_out);
     if (status != QE_OK) {
-        device->failure.status = QE_OK;
         graph_free(graph);
         return status;
     }

@@ -74,6 +74,19 @@ static qe_status op_queue(qe_stream *stream, const qe_op *op, int *is_run_out) {
     return qe_cuda_op_queue(stream->device, op, stream->stream);
 }
 
+/* An op of a recording failed. Where nobody put it in words, as with transfers, the runtime does. */
+static void op_refused(const qe_device *device, const qe_op *op, qe_status status) {
+    qe_error *refusal = &device->recording->refusal;
+    if (refusal->status != QE_OK) return;
+    if (device->failure.status != QE_OK) {
+        *refusal = device->failure;
+        return;
+    }
+    const cudaError_t code = cudaGetLastError();
+    qe_error_set(refusal, status, NULL, "%s could not be queued: %s", qe_op_name(op->kind),
+                 code == cudaSuccess ? "its kernels were refused" : cudaGetErrorString(code));
+}
+
 qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out) {
     qe_device *device = stream->device;
     if (device->recording != NULL) QE_TRY(qe_cuda_claim_begin(device->recording));
@@ -83,8 +96,7 @@ qe_status qe_cuda_stream_op(qe_stream *stream, const qe_op *op, int *is_run_out)
     qe_status status = op_queue(stream, op, is_run_out);
     if (marks && *is_run_out) qe_cuda_timeline_end(device->timeline, stream->stream); /* else it is begun anew */
     if (status == QE_OK && device->recording != NULL) status = qe_cuda_claim_end(device->recording, op);
-    if (status != QE_OK && device->recording != NULL && device->recording->refusal.status == QE_OK)
-        device->recording->refusal = device->failure;
+    if (status != QE_OK && device->recording != NULL) op_refused(device, op, status);
     if (device->nvtx) nvtxRangePop();
     return status;
 }
@@ -121,11 +133,11 @@ static int watched(const qe_device *device) {
     return device->order != NULL && device->recording == NULL;
 }
 
-/* What could not be queued is told at the next sync. */
+/* What could not be queued is told at the next sync, or by the end of the recording. */
 qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what) {
     if (code == cudaSuccess) return QE_OK;
-    qe_error ignored;
-    return qe_cuda_check(code, what, device->failure.status == QE_OK ? &device->failure : &ignored);
+    qe_error ignored, *told = device->recording != NULL ? &device->recording->refusal : &device->failure;
+    return qe_cuda_check(code, what, told->status == QE_OK ? told : &ignored);
 }
 
 static qe_status stream_record(qe_stream *stream, qe_event *event) {

@@ -6,8 +6,20 @@ namespace {
 
 struct embed_case {
     uint32_t tokens, vocab, hidden, shift; /* shift: elements that dy and grad begin behind a multiple of 16 bytes */
-    uint32_t hot; /* of a hundred tokens, so many are the same */
+    uint32_t hot; /* of a hundred tokens, so many are of one block: the same where it has a single row */
 };
+
+/* Rows of a block lie a power of two apart that is at most this, wherever it has more than one. */
+constexpr uint32_t APART = 2048;
+
+/* One of a hundred is no row's. */
+bool is_row(const embed_case &c, int32_t token) {
+    return static_cast<uint32_t>(token) < c.vocab;
+}
+int32_t stray_token(const embed_case &c, uint32_t any) {
+    const uint32_t strays[] = {0xFFFFFFFFu, 0x80000000u, 0x7FFFFFFFu, c.vocab, (c.vocab / APART + 1) * APART};
+    return static_cast<int32_t>(strays[any % 5]);
+}
 
 std::vector<int32_t> tokens_of(const embed_case &c) {
     std::vector<int32_t> tokens(c.tokens);
@@ -15,7 +27,9 @@ std::vector<int32_t> tokens_of(const embed_case &c) {
     for (int32_t &token : tokens) {
         state = state * 1664525u + 1013904223u;
         const uint32_t any = (state >> 8) % c.vocab;
-        token = static_cast<int32_t>((state >> 24) % 100 < c.hot ? c.vocab / 2 : any);
+        const uint32_t kind = (state >> 24) % 100, first = c.vocab / 2 % APART;
+        const uint32_t hot = first + any % ((c.vocab - 1 - first) / APART + 1) * APART;
+        token = kind == 99 ? stray_token(c, any) : static_cast<int32_t>(kind < c.hot ? hot : any);
     }
     return tokens;
 }
@@ -24,7 +38,7 @@ void add_all(std::vector<float> &grad, const embed_case &c, const std::vector<in
              const std::vector<uint16_t> &dy, bool set) {
     if (set) std::fill(grad.begin(), grad.end(), 0.0f);
     for (uint32_t t = 0; t < c.tokens; ++t)
-        for (uint32_t i = 0; i < c.hidden; ++i) {
+        for (uint32_t i = 0; i < c.hidden && is_row(c, tokens[t]); ++i) {
             const uint32_t bits = static_cast<uint32_t>(dy[static_cast<size_t>(t) * c.hidden + i]) << 16;
             float value;
             memcpy(&value, &bits, sizeof value);
@@ -59,6 +73,7 @@ void check_embed(checks &all) {
         {1, 1, 1, 0, 0},        {9, 5, 7, 0, 0},        {1, 100, 8, 0, 0},      {300, 16, 136, 0, 50},
         {2500, 3, 8, 0, 90},    {3000, 33, 16, 0, 60},  {1025, 300, 24, 0, 10}, {200, 1500, 8, 0, 30},
         {1100, 1100, 8, 0, 99}, {130, 20, 1032, 0, 20}, {70, 9, 16, 1, 20},
+        {0, 5, 24, 0, 0},       {1100, 40000, 8, 0, 95}, {300, 40000, 1, 0, 95},
     };
     for (const embed_case &c : cases)
         for (const bool set : {false, true})
