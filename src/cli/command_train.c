@@ -442,6 +442,8 @@ static int run_train(qe_cli *cli) {
     if (status != QE_EXIT_OK) return status;
     if (qe_cli_has(cli, "new-lineage") && !qe_cli_has(cli, "resume"))
         return qe_cli_usage(cli, "--new-lineage is for a run that goes on with --resume");
+    if (qe_cli_has(cli, "dump-steps") && !qe_cli_has(cli, "dump-batches"))
+        return qe_cli_usage(cli, "--dump-steps says how many batches --dump-batches writes, which is not there");
     t.document = json_object();
     t.curve = json_array();
     t.validation = json_array();

@@ -97,7 +97,7 @@ static const qe_settings_row rows[] = {
 
     {.key = "pipeline.schedule", AT(pipeline.schedule), TEXT, .initial = "zbh1",
      .help = "A schedule's name (gpipe, looped-bfs, 1f1b, interleaved, zbh1, zbh2, interleaved-zb, zbv, v-half, "
-             "v-min, 1f1b-v, dualpipev), auto, or the path of a PyTorch CSV."},
+             "v-min, 1f1b-v, dualpipev, sequential), auto, or the path of a PyTorch CSV."},
     {.key = "pipeline.times", AT(pipeline.times), TEXT, .initial = "\"\"",
      .help = "Schedule auto: F,I,W[,C] of a whole rank, or a file of times as bench --json writes it."},
     {.key = "pipeline.memory_limit", AT(pipeline.memory_limit_bytes), WHOLE(QE_ROW_U64, 0, 9223372036854775807),

@@ -252,6 +252,10 @@ class Files(Case):
         self.assertEqual(batches["tokens"][:2], ("I32", [2, 4, 16]))
         self.assertEqual(batches["tokens"][2][4:64], batches["targets"][2][:60], "targets are tokens shifted by one")
 
+    def test_a_number_of_batches_without_a_file_for_them_is_a_usage_error(self):
+        self.write_tiny()
+        self.refuse(USAGE, ["--dump-batches"], "train", "tiny.yaml", "--dump-steps", "2")
+
     def test_dumped_weights_are_a_model_that_generate_reads(self):
         self.write_tiny()
         self.succeed("train", "tiny.yaml", "--dump-initial", "initial.safetensors", "--set", "checkpoint.path=model")
