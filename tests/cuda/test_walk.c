@@ -61,6 +61,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
     return code == cudaSuccess ? QE_OK : qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s", what);
 }
+qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what) {
+    (void)device;
+    return qe_cuda_check(code, what, NULL);
+}
 const qe_range *qe_cuda_declared(const qe_device *device, const qe_op *op, size_t *count_out) {
     (void)device;
     *count_out = range_counts[op - ops];

@@ -20,11 +20,9 @@ static qe_status claim_add(qe_graph *graph, cudaGraphNode_t node, const qe_op *o
     return QE_OK;
 }
 
-/* Only the first error is told, and none is left for who asks the runtime next. */
-static qe_status looked(qe_graph *graph, cudaError_t code) {
-    qe_error ignored;
-    return qe_cuda_check(code, "looking at the captured graph",
-                         graph->refusal.status == QE_OK ? &graph->refusal : &ignored);
+/* While it is recorded. */
+static qe_status looked(const qe_graph *graph, cudaError_t code) {
+    return qe_cuda_queued(graph->device, code, "looking at the captured graph");
 }
 
 static int is_claimed(const qe_graph *graph, cudaGraphNode_t node, uint64_t hint) {
@@ -45,7 +43,7 @@ static qe_status claim_new(qe_graph *graph, cudaGraph_t captured, size_t count, 
 }
 
 /* The graph so far; NULL where the capture is no longer valid: its end will say why. */
-static qe_status nodes_now(qe_graph *graph, cudaGraph_t *captured_out, size_t *count_out) {
+static qe_status nodes_now(const qe_graph *graph, cudaGraph_t *captured_out, size_t *count_out) {
     enum cudaStreamCaptureStatus state;
     *captured_out = NULL;
     *count_out = graph->claim_count;

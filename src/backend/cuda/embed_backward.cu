@@ -4,7 +4,7 @@
  *
  * What bounds it is the frequent token, whose contributions come one after the other: a ring in shared memory has many
  * of them on their way, and rows of a block lie apart, since frequent tokens are often neighbours. */
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/codec.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 
@@ -169,12 +169,10 @@ DEVICE void sums_store(float *to, const sums_of<1> &sums) {
     *to = sums.at[0];
 }
 DEVICE void sums_add(sums_of<8> &sums, uint4 pairs) {
-    const uint32_t of[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+    float value[8];
+    unpack8(pairs, value);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        sums.at[2 * i] = add(sums.at[2 * i], float_of(of[i] << 16));
-        sums.at[2 * i + 1] = add(sums.at[2 * i + 1], float_of(of[i] & 0xFFFF0000u));
-    }
+    for (int i = 0; i < 8; ++i) sums.at[i] = add(sums.at[i], value[i]);
 }
 
 /* A thread's columns: of contributions, and of the block's rows. */
@@ -260,7 +258,7 @@ DEVICE void found_add(strip<1> &own, const found_tokens &found) {
                 if (at + k < end) value[k] = own.dy[found.sorted[at + k] * own.hidden];
 #pragma unroll
             for (uint32_t k = 0; k < BATCH; ++k)
-                if (at + k < end) sum.at[0] = add(sum.at[0], float_of(static_cast<uint32_t>(value[k]) << 16));
+                if (at + k < end) sum.at[0] = add(sum.at[0], bf16_value(value[k]));
         }
         sums_store(own.grad + row * own.stride, sum);
     }

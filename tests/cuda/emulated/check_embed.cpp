@@ -38,12 +38,9 @@ void add_all(std::vector<float> &grad, const embed_case &c, const std::vector<in
              const std::vector<uint16_t> &dy, bool set) {
     if (set) std::fill(grad.begin(), grad.end(), 0.0f);
     for (uint32_t t = 0; t < c.tokens; ++t)
-        for (uint32_t i = 0; i < c.hidden && is_row(c, tokens[t]); ++i) {
-            const uint32_t bits = static_cast<uint32_t>(dy[static_cast<size_t>(t) * c.hidden + i]) << 16;
-            float value;
-            memcpy(&value, &bits, sizeof value);
-            grad[static_cast<size_t>(tokens[t]) * c.hidden + i] += value;
-        }
+        for (uint32_t i = 0; i < c.hidden && is_row(c, tokens[t]); ++i)
+            grad[static_cast<size_t>(tokens[t]) * c.hidden + i] +=
+                qe_bf16_decode(dy[static_cast<size_t>(t) * c.hidden + i]);
 }
 
 std::string embed_wrong(const embed_case &c, bool set) {

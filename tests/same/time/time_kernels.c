@@ -486,6 +486,10 @@ static int random_make(bench *b) {
 static void fused_kernels(bench *b) {
     static const sizes layers[] = {{1024, 1024, 4096, 0}, {2048, 2048, 8192, 0}, {2048, 4096, 14336, 0},
                                    {8192, 4096, 14336, 0}};
+    static const sizes between[] = {/* norms */
+                                    {4096, 4096, QE_RECIPE_DELAYED, 0},
+                                    {8192, 2048, QE_RECIPE_DELAYED, 0},
+                                    {16384, 2048, QE_RECIPE_DELAYED, 0}};
     static const sizes heads[] = {{1024, 16, 16, 64}, {2048, 16, 16, 128}, {2048, 32, 8, 128}, {8192, 32, 8, 128}};
     for (size_t i = 0; i < sizeof layers / sizeof *layers; ++i) {
         const sizes at = {layers[i].a, layers[i].b, QE_RECIPE_DELAYED, 0}, wide = {layers[i].a, layers[i].c, 0, 0};
@@ -497,10 +501,9 @@ static void fused_kernels(bench *b) {
         time_one(b, "swiglu_quantize", swiglu_make, wide);
         time_one(b, "swiglu_backward_quantize", swiglu_backward_make, wide);
     }
-    for (uint32_t rows = 4096; rows <= 16384; rows *= 2) { /* between those of the layers */
-        const sizes at = {rows, rows == 4096 ? 4096 : 2048, QE_RECIPE_DELAYED, 0};
-        time_one(b, "norm_quantize", norm_make, at);
-        time_one(b, "norm_backward quantized", norm_backward_make, at);
+    for (size_t i = 0; i < sizeof between / sizeof *between; ++i) {
+        time_one(b, "norm_quantize", norm_make, between[i]);
+        time_one(b, "norm_backward quantized", norm_backward_make, between[i]);
     }
     time_one(b, "quantize current", quantize_make, (sizes){8192, 4096, QE_RECIPE_CURRENT, 0});
     time_one(b, "quantize block", quantize_make, (sizes){8192, 4096, QE_RECIPE_BLOCK, 0});
