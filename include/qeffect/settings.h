@@ -140,6 +140,11 @@ qe_status qe_settings_set(qe_settings *settings, const char *assignment, qe_erro
  * On failure: QE_ERROR_CONFIG with the place in the file, or QE_ERROR_ARGUMENT when the value came from --set. */
 qe_status qe_settings_check(const qe_settings *settings, qe_error *error_out);
 
+/* Whose fault it is that values of `keys` (NULL behind the last) cannot be had: where --set gave one of them,
+ * QE_ERROR_ARGUMENT; else QE_ERROR_CONFIG, at the first of them that the file has. Returns which.
+ * Requires: qe_error_set filled *error_out, or it is NULL. Thread: any. */
+qe_status qe_settings_blame(const qe_settings *settings, const char *const *keys, qe_error *error_out);
+
 /* The table. Thread: any. */
 size_t qe_settings_count(void);
 qe_settings_description qe_settings_describe(size_t index);

@@ -264,7 +264,8 @@ static int run_check(qe_cli *cli) {
     if (status != QE_EXIT_OK) return status;
     qe_status verdict = judge(&asked, &certificate, &counterexample, &error);
     if (verdict == QE_CONTRACT) status = report_counterexample(cli, &asked, &counterexample);
-    else if (verdict != QE_OK) status = qe_cli_error(cli, &error);
+    else if (verdict != QE_OK)
+        status = asked.streamed ? qe_schedule_argument_refuse(cli, &error) : qe_cli_error(cli, &error);
     else if (cli->json) status = json_certificate(&asked, &certificate);
     else print_certificate(&asked, &certificate);
     qe_certificate_deinit(&certificate);

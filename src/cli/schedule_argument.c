@@ -29,12 +29,17 @@ int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_
     return QE_EXIT_OK;
 }
 
+int qe_schedule_argument_refuse(const qe_cli *cli, const qe_error *error) {
+    int status = qe_cli_error(cli, error);
+    return error->status == QE_ERROR_LIMIT ? QE_EXIT_USAGE : status;
+}
+
 int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out) {
     qe_schedule_request request;
     qe_error error = {0};
     int status = qe_schedule_argument_sizes(cli, name, &request);
     if (status != QE_EXIT_OK) return status;
-    if (qe_schedule_generate(&request, schedule_out, &error) != QE_OK) return qe_cli_error(cli, &error);
+    if (qe_schedule_generate(&request, schedule_out, &error) != QE_OK) return qe_schedule_argument_refuse(cli, &error);
     return QE_EXIT_OK;
 }
 

@@ -18,6 +18,9 @@ int qe_schedule_argument_is_name(const char *argument);
 /* The request for a named schedule with the sizes of the options. Returns an exit status; it has printed what is
  * wrong. */
 int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out);
+/* Says why sizes of the options cannot be had, and returns an exit status: that there is a limit to them is no other
+ * fault than that they do not fit each other. */
+int qe_schedule_argument_refuse(const qe_cli *cli, const qe_error *error);
 /* The named schedule with the sizes of the options. Returns an exit status; it has printed what is wrong. Owns: the
  * caller frees *schedule_out when the status is QE_EXIT_OK. */
 int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedule *schedule_out);

@@ -24,7 +24,8 @@ int qe_search_argument_shape(const qe_cli *cli, qe_schedule *schedule_out) {
     if (request.forward_only) {
         return qe_cli_usage(cli, "--forward-only is for named orders; an evaluation leaves nothing to search");
     }
-    return qe_schedule_generate(&request, schedule_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
+    if (qe_schedule_generate(&request, schedule_out, &error) != QE_OK) return qe_schedule_argument_refuse(cli, &error);
+    return QE_EXIT_OK;
 }
 
 /* Index of an option's word; the first where it is absent. -1: it has printed usage text. */
@@ -63,7 +64,7 @@ int qe_search_argument_run(const qe_cli *cli, const qe_schedule *shape, const qe
                                  .metric = (uint8_t)metric,
                                  .memory_limit = memory_limit,
                                  .times = *times};
-    if (qe_schedule_search(&request, result_out, &error) != QE_OK) return qe_cli_error(cli, &error);
+    if (qe_schedule_search(&request, result_out, &error) != QE_OK) return qe_schedule_argument_refuse(cli, &error);
     tell(cli, &request, result_out);
     return QE_EXIT_OK;
 }

@@ -21,6 +21,15 @@ static qe_status open_data(qe_session *session, qe_error *error_out) {
     return qe_dataset_open(&options, &session->dataset, error_out);
 }
 
+/* A model that this device cannot multiply. The message names the size: no line is better than another's. */
+static qe_status blame_model(const qe_settings *settings, qe_error *error_out) {
+    static const char *const sizes[] = {"model.hidden",   "model.heads",    "model.kv_heads", "model.ffn",
+                                        "model.sequence", "train.sequences", "recipe.name",   NULL};
+    qe_status status = qe_settings_blame(settings, sizes, error_out);
+    error_out->line = error_out->column = 0;
+    return status;
+}
+
 static qe_status create_model(qe_session *session, qe_error *error_out) {
     const qe_settings_model *m = &session->settings.model;
     const qe_settings_products *p = &session->settings.products;
@@ -39,7 +48,8 @@ static qe_status create_model(qe_session *session, qe_error *error_out) {
         .accumulation = {(uint8_t)p->forward, (uint8_t)p->input_grad, (uint8_t)p->weight_grad},
         .attention_any_order = !session->settings.train.deterministic,
     };
-    return qe_model_create(&config, &session->settings.recipe, &session->model, error_out);
+    qe_status status = qe_model_create(&config, &session->settings.recipe, &session->model, error_out);
+    return status == QE_ERROR_ARGUMENT ? blame_model(&session->settings, error_out) : status;
 }
 
 /* A slip in a name is told as that; but "orders" may be a file, as it is for `check`. */
@@ -72,54 +82,36 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     return qe_error_place(error_out, path, 0, 0);
 }
 
-static qe_settings_place place_of(const qe_settings *settings, const char *key) {
-    size_t row = 0;
-    while (strcmp(qe_settings_describe(row).key, key) != 0) {
-        row++;
-        QE_ASSERT(row < qe_settings_count());
-    }
-    return settings->place[row];
-}
+/* What decides whether a named order can be had. */
+static const char *const sizes_of_schedule[] = {"pipeline.schedule", "pipeline.microbatches", "pipeline.ranks",
+                                                "pipeline.chunks", NULL};
 
-/* A schedule that cannot be had is the configuration's fault, at its place, unless --set asked for it. */
-static qe_status blame_settings(const qe_settings *settings, qe_error *error_out) {
-    static const char *const keys[] = {"pipeline.schedule", "pipeline.microbatches", "pipeline.ranks",
-                                       "pipeline.chunks", "train.memory_limit"};
-    qe_settings_place blamed = {0, 0};
-    for (size_t i = sizeof keys / sizeof *keys; i-- > 0;) {
-        qe_settings_place place = place_of(settings, keys[i]);
-        if (place.line == QE_SETTINGS_LINE_COMMAND) return QE_ERROR_ARGUMENT;
-        if (place.line != QE_SETTINGS_LINE_DEFAULT) blamed = place;
-    }
-    error_out->status = QE_ERROR_CONFIG;
-    return qe_error_place(error_out, settings->source, blamed.line, blamed.column);
-}
-
-static qe_status searched_schedule(qe_session *session, const qe_plan_options *plan, int evaluates,
-                                   qe_error *error_out) {
-    qe_status status =
-        qe_session_search(&session->settings, session->model, plan, evaluates, &session->schedule, error_out);
-    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+static qe_status blame_sizes(const qe_settings *settings, qe_error *error_out) {
+    qe_status status = error_out->status;
+    if (status != QE_ERROR_ARGUMENT && status != QE_ERROR_LIMIT) return status;
+    return qe_settings_blame(settings, sizes_of_schedule, error_out);
 }
 
 static qe_status named_schedule(qe_session *session, qe_error *error_out) {
+    static const char *const name[] = {"pipeline.schedule", NULL};
     const qe_settings_pipeline *p = &session->settings.pipeline;
     if (!qe_schedule_argument_is_name(p->schedule)) {
         qe_error_set(error_out, QE_ERROR_ARGUMENT, "use auto, " QE_SCHEDULE_NAMES_PLANNED ", or a CSV file of your own",
                      "no schedule is named \"%.64s\"", p->schedule);
-        return blame_settings(&session->settings, error_out);
+        return qe_settings_blame(&session->settings, name, error_out);
     }
     qe_schedule_request request = {
         .name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
     qe_status status = qe_schedule_generate(&request, &session->schedule, error_out);
-    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+    return status == QE_OK ? QE_OK : blame_sizes(&session->settings, error_out);
 }
 
 /* The baseline runs the stages of the configured schedule on one rank, one microbatch at a time. */
 static qe_status make_schedule(qe_session *session, const qe_plan_options *plan, int evaluates,
                                qe_error *error_out) {
     const char *name = session->settings.pipeline.schedule;
-    QE_TRY(strcmp(name, "auto") == 0 ? searched_schedule(session, plan, evaluates, error_out)
+    QE_TRY(strcmp(name, "auto") == 0 ? qe_session_search(&session->settings, session->model, plan, evaluates,
+                                                         &session->schedule, error_out)
            : is_path(name)           ? read_csv(session, error_out)
                                      : named_schedule(session, error_out));
     if (session->settings.train.mode != QE_TRAIN_BASELINE) return QE_OK;
@@ -178,13 +170,23 @@ static void spoil(qe_schedule *schedule, qe_rule rule) {
     if (rule == QE_RULE_SCHEDULE_CYCLE && schedule->ranks > 1) close_cycle(schedule);
 }
 
+/* A schedule that is an order, of which no plan can be made. */
+static qe_status blame_plan(const qe_session *session, qe_error *error_out) {
+    static const char *const name[] = {"pipeline.schedule", NULL};
+    const char *schedule = session->settings.pipeline.schedule;
+    if (error_out->status != QE_ERROR_UNSUPPORTED) return blame_sizes(&session->settings, error_out);
+    if (is_path(schedule)) return qe_error_place(error_out, schedule, 0, 0);
+    return qe_settings_blame(&session->settings, name, error_out);
+}
+
 /* Of the model, or of the stopwatch in front of it. */
 static qe_status create_plan(qe_session *session, const qe_schedule *schedule, const qe_plan_options *options,
                              qe_plan **plan_out, qe_error *error_out) {
     const qe_model_ops *ops = session->watch != NULL ? qe_stopwatch_table() : qe_model_table();
     const void *model = session->watch != NULL ? (const void *)session->watch : session->model;
-    return qe_plan_create(schedule, ops, model, options, plan_out, &session->violations, &session->counterexample,
-                          error_out);
+    qe_status status = qe_plan_create(schedule, ops, model, options, plan_out, &session->violations,
+                                      &session->counterexample, error_out);
+    return status == QE_OK || status == QE_CONTRACT ? status : blame_plan(session, error_out);
 }
 
 static qe_status training_plan(qe_session *session, const qe_plan_options *plan, qe_rule broken, qe_error *error_out) {
@@ -197,10 +199,11 @@ static qe_status training_plan(qe_session *session, const qe_plan_options *plan,
 
 /* Before anything is taken. */
 static qe_status check_memory(const qe_session *session, qe_error *error_out) {
+    static const char *const limits[] = {"train.memory_limit", NULL};
     uint64_t limit = session->settings.train.memory_limit_bytes;
     if (limit == 0) return QE_OK;
     qe_status status = qe_memory_check(session->train, session->evaluate, limit, error_out);
-    return status == QE_ERROR_ARGUMENT ? blame_settings(&session->settings, error_out) : status;
+    return status == QE_ERROR_ARGUMENT ? qe_settings_blame(&session->settings, limits, error_out) : status;
 }
 
 static qe_status make_plans(qe_session *session, const qe_session_options *options, qe_error *error_out) {

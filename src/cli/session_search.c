@@ -41,9 +41,11 @@ static qe_status make_shape(seeker *on, qe_error *error_out) {
 static int is_list(const char *text) { return text[strspn(text, "0123456789.,+-eE ")] == '\0'; }
 
 static qe_status read_times(seeker *on, qe_error *error_out) {
+    static const char *const keys[] = {"pipeline.times", NULL};
     const char *text = on->settings->pipeline.times;
-    return is_list(text) ? qe_times_parse(text, &on->shape, 1.0, &on->times, error_out)
-                         : qe_times_load(text, &on->shape, 1.0, &on->times, error_out);
+    if (!is_list(text)) return qe_times_load(text, &on->shape, 1.0, &on->times, error_out);
+    qe_status status = qe_times_parse(text, &on->shape, 1.0, &on->times, error_out);
+    return status == QE_ERROR_ARGUMENT ? qe_settings_blame(on->settings, keys, error_out) : status;
 }
 
 /* A stage's slots by life, in bytes. What waits for a transfer counts with what it is kept beside. */
@@ -124,14 +126,16 @@ static qe_status find_room(const seeker *on, const qe_schedule *schedule, room *
 
 /* Weights are spread alike whatever the order, so any of them tells about how much is left for slots. */
 static qe_status limit_slots(seeker *on, qe_error *error_out) {
+    static const char *const limits[] = {"train.memory_limit", NULL};
     room any;
     if (on->settings->train.memory_limit_bytes == 0 && on->settings->pipeline.memory_limit_bytes == 0) return QE_OK;
     QE_TRY(find_room(on, &on->shape, &any, error_out));
     on->most_bytes = any.most_bytes;
     if (on->most_bytes > 0) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "spread the weights over more ranks, or use a smaller model",
-                        "train.memory_limit = %llu bytes; a rank takes as much without any slot",
-                        (unsigned long long)on->settings->train.memory_limit_bytes);
+    qe_error_set(error_out, QE_ERROR_ARGUMENT, "spread the weights over more ranks, or use a smaller model",
+                 "train.memory_limit = %llu bytes; a rank takes as much without any slot",
+                 (unsigned long long)on->settings->train.memory_limit_bytes);
+    return qe_settings_blame(on->settings, limits, error_out);
 }
 
 /* The best order under a limit; *room_out of its plan where there is a limit at all. */
@@ -174,6 +178,20 @@ static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *
                         (unsigned long long)best.most_bytes, (unsigned long long)best.slot_bytes);
 }
 
+/* Sizes are too large for a search or a plan; or no order obeys the limit; or times have no sum. */
+static qe_status blame_search(const seeker *on, qe_error *error_out) {
+    static const char *const sizes[] = {"pipeline.microbatches", "pipeline.ranks", "pipeline.chunks", NULL};
+    const char *costs[4] = {NULL};
+    size_t count = 0;
+    qe_status status = error_out->status;
+    if (status == QE_ERROR_LIMIT) return qe_settings_blame(on->settings, sizes, error_out);
+    if (status != QE_ERROR_ARGUMENT) return status;
+    if (on->settings->pipeline.memory_limit_bytes > 0) costs[count++] = "pipeline.memory_limit";
+    if (on->settings->train.memory_limit_bytes > 0) costs[count++] = "train.memory_limit";
+    costs[count] = "pipeline.times";
+    return qe_settings_blame(on->settings, costs, error_out);
+}
+
 qe_status qe_session_search(const qe_settings *settings, const qe_model *model, const qe_plan_options *plan,
                             int evaluates, qe_schedule *schedule_out, qe_error *error_out) {
     seeker on = {.settings = settings, .model = model, .plan = plan, .evaluates = evaluates};
@@ -182,6 +200,7 @@ qe_status qe_session_search(const qe_settings *settings, const qe_model *model, 
     if (status == QE_OK) measure_slots(&on);
     if (status == QE_OK) status = limit_slots(&on, error_out);
     if (status == QE_OK) status = search_within(&on, schedule_out, error_out);
+    if (status != QE_OK) status = blame_search(&on, error_out);
     qe_times_deinit(&on.times);
     qe_schedule_deinit(&on.shape);
     return status;

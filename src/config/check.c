@@ -8,24 +8,23 @@
 #include "base/assert.h"
 #include "config/table.h"
 
-/* Where a breach of a rule over two keys is shown, and whose fault it is: a value from --set is a usage error. */
-typedef struct verdict {
-    qe_status status;
-    const char *path;
-    qe_settings_place place;
-} verdict;
-
 static qe_settings_place place_of(const qe_settings *settings, const char *key) {
     size_t row = qe_settings_row_find(key, strlen(key));
     QE_ASSERT(row < qe_settings_count());
     return settings->place[row];
 }
 
-static verdict judge(const qe_settings *settings, const char *first, const char *second) {
-    qe_settings_place one = place_of(settings, first), two = place_of(settings, second);
-    if (one.line == QE_SETTINGS_LINE_COMMAND || two.line == QE_SETTINGS_LINE_COMMAND)
-        return (verdict){QE_ERROR_ARGUMENT, NULL, {0, 0}};
-    return (verdict){QE_ERROR_CONFIG, settings->source, one.line != QE_SETTINGS_LINE_DEFAULT ? one : two};
+qe_status qe_settings_blame(const qe_settings *settings, const char *const *keys, qe_error *error_out) {
+    qe_settings_place written = {QE_SETTINGS_LINE_DEFAULT, 0};
+    qe_status status = QE_ERROR_CONFIG;
+    for (size_t i = 0; keys[i] != NULL; i++) {
+        qe_settings_place place = place_of(settings, keys[i]);
+        if (place.line == QE_SETTINGS_LINE_COMMAND) status = QE_ERROR_ARGUMENT;
+        if (written.line == QE_SETTINGS_LINE_DEFAULT) written = place;
+    }
+    if (error_out != NULL) error_out->status = status;
+    if (status == QE_ERROR_CONFIG) qe_error_place(error_out, settings->source, written.line, written.column);
+    return status;
 }
 
 /* Refuses with a message about two keys. */
@@ -33,14 +32,13 @@ __attribute__((format(printf, 6, 7)))
 static qe_status refuse(const qe_settings *settings, qe_error *error_out, const char *first, const char *second,
                         const char *remedy, const char *format, ...) {
     char message[QE_ERROR_TEXT_BYTES];
-    verdict refused = judge(settings, first, second);
+    const char *keys[] = {first, second, NULL};
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    qe_error_set(error_out, refused.status, remedy, "%s", message);
-    qe_error_place(error_out, refused.path, refused.place.line, refused.place.column);
-    return refused.status;
+    qe_error_set(error_out, QE_ERROR_CONFIG, remedy, "%s", message);
+    return qe_settings_blame(settings, keys, error_out);
 }
 
 static qe_status check_model(const qe_settings *settings, qe_error *error_out) {
@@ -100,15 +98,28 @@ static qe_status check_pipeline(const qe_settings *settings, qe_error *error_out
     return QE_OK;
 }
 
-/* What only a search takes, and what it cannot do without. */
-static qe_status check_search(const qe_settings *settings, qe_error *error_out) {
+/* Schedule auto. */
+static qe_status check_searched(const qe_settings *settings, qe_error *error_out) {
     const qe_settings_pipeline *pipeline = &settings->pipeline;
-    if (strcmp(pipeline->schedule, "auto") == 0) {
-        if (pipeline->times[0] != '\0') return QE_OK;
+    int is_linear = pipeline->stages == QE_STAGES_SETTING_LINEAR, is_any = pipeline->stages == QE_STAGES_SETTING_ANY;
+    if (pipeline->times[0] == '\0')
         return refuse(settings, error_out, "pipeline.schedule", "pipeline.times",
                       "Set pipeline.times to F,I,W of a rank, or to a file that qeffect bench --json wrote.",
                       "pipeline.schedule is auto, but pipeline.times is empty: there is nothing to search for");
-    }
+    if (is_any || is_linear == (pipeline->chunks == 1)) return QE_OK;
+    return refuse(settings, error_out, "pipeline.stages", "pipeline.chunks",
+                  is_linear ? "Set pipeline.chunks to 1, or pipeline.stages to looped or v."
+                            : "Set pipeline.chunks to 2, or pipeline.stages to linear.",
+                  "pipeline.chunks = %" PRIu32 ", but pipeline.stages = %s on each rank", pipeline->chunks,
+                  is_linear                                         ? "linear has 1"
+                  : pipeline->stages == QE_STAGES_SETTING_LOOPED ? "looped has several"
+                                                                  : "v has several");
+}
+
+/* What only a search takes, and what it cannot do without. */
+static qe_status check_search(const qe_settings *settings, qe_error *error_out) {
+    const qe_settings_pipeline *pipeline = &settings->pipeline;
+    if (strcmp(pipeline->schedule, "auto") == 0) return check_searched(settings, error_out);
     const char *key = pipeline->times[0] != '\0'                   ? "pipeline.times"
                       : pipeline->memory_limit_bytes > 0            ? "pipeline.memory_limit"
                       : pipeline->stages != QE_STAGES_SETTING_ANY ? "pipeline.stages"

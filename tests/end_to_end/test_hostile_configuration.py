@@ -116,6 +116,28 @@ class HostileConfiguration(Case):
         self.assertNotIn("dualpipe,", told.stderr)  # which train refuses
         self.refuse_line("  warmup: 1\n", "  mode: fast\n", "mode", "eager", "baseline")
 
+    def test_what_is_refused_late_is_placed_too_whatever_else_the_command_line_sets(self):
+        auto = TINY.replace("schedule: 1f1b", "schedule: auto\n  times: 1,1,1\n  memory_limit: 0")
+        for configuration, line, word in (
+                (TINY.replace("1f1b", "1g1b"), "schedule: 1g1b", "1g1b"),
+                (TINY.replace("1f1b", "dualpipe"), "schedule: dualpipe", "use dualpipev"),
+                (TINY.replace("  warmup: 1", "  memory_limit: 10"), "memory_limit: 10", "the limit is 10"),
+                (auto.replace("1,1,1", "1,1"), "times: 1,1", "F,I,W"),
+                (auto.replace("1,1,1", "1e99,1,1"), "times: 1e99", "above 1e+30"),
+                (auto.replace("limit: 0", "limit: 5"), "memory_limit: 5", "the memory limit is 5"),
+                (auto.replace("  warmup: 1", "  memory_limit: 10"), "memory_limit: 10", "without any slot"),
+                (auto.replace("microbatches: 4", "microbatches: 65536").replace("ranks: 2", "ranks: 64")
+                 .replace("layers: 2", "layers: 320").replace("chunks: 1", "chunks: 5"), "microbatches:",
+                 "at most 33554432 are taken")):
+            self.write_tiny(configuration)
+            words = [f"tiny.yaml:{line_of(configuration, line)}:", word]
+            self.refuse(ERROR, words, "train", "tiny.yaml")
+            self.refuse(ERROR, words, "train", "tiny.yaml", "--set", "train.seed=3", "--contracts", "observe")
+        self.write_tiny(TINY.replace("1f1b", "dualpipe"))
+        self.refuse(ERROR, ["tiny.yaml:16:"], "train", "tiny.yaml", "--memory-limit", "1000000000")
+        self.refuse(ERROR, ["tiny.yaml:16:"], "train", "tiny.yaml", "--set", "pipeline.microbatches=8")
+        self.refuse(ERROR, ["tiny.yaml:16:"], "bench", "tiny.yaml")
+
     def test_a_wrong_value_on_the_command_line_is_a_usage_error(self):
         self.write_tiny()
         for assignment in ("model.layers=4x", "model.layers", "layers=2", "model.layrs=2", "=", "model.layers=",

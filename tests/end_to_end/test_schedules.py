@@ -98,6 +98,14 @@ class Schedules(Case):
         self.refuse(USAGE, ["chunks", "interleaved"], "check", "1f1b", "--chunks", "2")
         self.refuse(USAGE, ["chunks", "exactly 2", "zbh1"], "check", "zbv", "--chunks", "1")
 
+    def test_sizes_beyond_a_limit_are_usage_errors_as_those_that_do_not_fit(self):
+        large = ("--ranks", "64", "--chunks", "64", "--microbatches", "65536")
+        for command in ("schedule", "simulate", "check"):
+            self.refuse(USAGE, ["at most 33554432"], command, "looped-bfs", *large)
+            self.refuse(USAGE, ["at most 33554432"], command, "auto", *large)
+            self.refuse(USAGE, ["a search takes"], command, "auto", "--ranks", "4096", "--microbatches", "1")
+        self.refuse(USAGE, ["ranks times chunks"], "check", "gpipe", "--ranks", "4096", "--chunks", "64")
+
     def test_orders_for_several_chunks_take_two_where_nobody_says(self):
         for name, stages in (("zbh2", 4), ("looped-bfs", 8), ("interleaved-zb", 8), ("zbv", 8), ("v-half", 8),
                              ("v-min", 8), ("1f1b-v", 8), ("dualpipev", 8), ("dualpipe", 4)):

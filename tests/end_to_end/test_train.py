@@ -168,8 +168,10 @@ class SameBits(Case):
     def test_a_schedule_that_holds_every_stage_twice_is_refused_with_one_that_does_not(self):
         self.write_tiny(FOUR)
         for mode in ("eager", "captured"):
-            self.refuse(ERROR, ["weights of every stage on two ranks", "use dualpipev"], "train", "tiny.yaml", "--mode",
+            self.refuse(USAGE, ["weights of every stage on two ranks", "use dualpipev"], "train", "tiny.yaml", "--mode",
                         mode, "--set", "pipeline.schedule=dualpipe")
+        self.succeed("schedule", "dualpipe", "--ranks", "2", "--microbatches", "4", "-o", "both.csv")
+        self.refuse(ERROR, ["both.csv: ", "use dualpipev"], "train", "tiny.yaml", "--set", "pipeline.schedule=both.csv")
 
     def test_every_recipe_repeats_itself_and_differs_from_the_others(self):
         self.write_tiny(FOUR)

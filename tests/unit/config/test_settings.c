@@ -405,6 +405,8 @@ static void values_that_do_not_fit_together_are_refused_where_they_were_written(
         {"model:\n  vocab: 255\n", 2, "model.vocab = 255, expected at least 256"},
         {"data:\n  format: tokens\n", 2, "data.path is empty"},
         {"train:\n  learning_rate: 1e-4\n", 2, "train.minimum_learning_rate = 0.0003 is above"},
+        {"pipeline:\n  schedule: auto\n  times: 1,1,1\n  stages: v\n", 4, "pipeline.stages = v has several"},
+        {"pipeline:\n  stages: linear\n  chunks: 2\n  schedule: auto\n  times: 1,1,1\n", 2, "linear has 1"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         qe_settings settings = loaded(*state, cases[i].text);
