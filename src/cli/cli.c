@@ -159,6 +159,15 @@ int qe_cli_usage(const qe_cli *cli, const char *format, ...) {
     return QE_EXIT_USAGE;
 }
 
+const char *qe_cli_guess(const char *word, const char *const *names, size_t count, char text_out[QE_CLI_GUESS_BYTES]) {
+    const char *nearest = qe_text_nearest(word, names, count);
+    text_out[0] = '\0';
+    if (nearest != NULL) (void)snprintf(text_out, QE_CLI_GUESS_BYTES, "; did you mean '%s'?", nearest);
+    return text_out;
+}
+
+int qe_cli_looks_like_path(const char *argument) { return strpbrk(argument, "./") != NULL; }
+
 struct json_t *qe_cli_json_text(const char *text) {
     qe_text_builder builder = {0};
     qe_text_builder_append_json(&builder, text);

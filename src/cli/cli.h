@@ -70,6 +70,11 @@ void qe_cli_print_error(const qe_error *error);
 void qe_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A usage error (exit 2): printf text, then how to get help. */
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* "; did you mean 'x'?" of the name that is nearest to a word which is none of them; "" where none is near. */
+enum { QE_CLI_GUESS_BYTES = 96 };
+const char *qe_cli_guess(const char *word, const char *const *names, size_t count, char text_out[QE_CLI_GUESS_BYTES]);
+/* "layr" is a slip in a name, "orders/layr" and "layr.yaml" are files that may not be there. */
+int qe_cli_looks_like_path(const char *argument);
 /* Prints a jansson document on standard output (takes the reference) and returns `status`. */
 struct json_t;
 /* {"rule", "message", "expected", "found", "count", "object", "other_object"}: what every command says of a breach. */

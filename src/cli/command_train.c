@@ -56,10 +56,10 @@ static int parse_inject(qe_cli *cli, training *t) {
     t->inject_step = 2;
     if (t->inject == QE_RULE_NONE) {
         const char *ids[QE_RULE_COUNT];
+        char guess[QE_CLI_GUESS_BYTES];
         for (int rule = 1; rule < QE_RULE_COUNT; rule++) ids[rule - 1] = qe_rule_id((qe_rule)rule);
-        const char *nearest = qe_text_nearest(id, ids, QE_RULE_COUNT - 1);
-        return qe_cli_usage(cli, "there is no rule '%s'%s%s%s; docs/rules.md lists them", id,
-                            nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+        return qe_cli_usage(cli, "there is no rule '%s'%s; docs/rules.md lists them", id,
+                            qe_cli_guess(id, ids, QE_RULE_COUNT - 1, guess));
     }
     if (text[length] == '@' && (!qe_text_to_u64(text + length + 1, &t->inject_step) || t->inject_step == 0))
         return qe_cli_usage(cli, "--inject %s: the step behind @ is '%s'; expected a whole number from 1", text,

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/text.h"
 #include "cli/main.h"
 
@@ -57,6 +58,31 @@ static int unknown_command(const char *program, int count, char **words) {
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
 }
 
+/* "bench layr": the second word of a command that has several, and no file that the first could take alone. */
+static int is_second_word(const qe_command *command, const char *word) {
+    size_t length = strlen(command->name);
+    for (int i = 0; i < COMMANDS; i++)
+        if (strncmp(commands[i]->name, command->name, length) == 0 && commands[i]->name[length] == ' ')
+            return word[0] != '-' && !qe_cli_looks_like_path(word) && access(word, F_OK) != 0;
+    return 0;
+}
+
+static int unknown_second(const char *program, const char *first, int count, char **words) {
+    const char *names[COMMANDS];
+    char guess[QE_CLI_GUESS_BYTES], all[256] = "";
+    size_t known = 0, length = strlen(first);
+    qe_cli cli = {.program = program};
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strncmp(commands[i]->name, first, length) != 0 || commands[i]->name[length] != ' ') continue;
+        names[known++] = commands[i]->name + length + 1;
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", known > 1 ? ", " : "", commands[i]->name);
+    }
+    for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
+    (void)qe_cli_guess(words[0], names, known, guess);
+    return qe_cli_usage(&cli, "there is no command '%s %s', and no file '%s'%s There are %s, and %s alone", first,
+                        words[0], words[0], guess[0] != 0 ? guess : ".", all, first);
+}
+
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is a refused write then, with a message, and not a death */
     qe_cli_begin();
@@ -72,9 +98,11 @@ int main(int argc, char **argv) {
         puts("qeffect " QE_VERSION);
         return qe_cli_finish(QE_EXIT_OK);
     }
-    const qe_command *command;
+    const qe_command *command = NULL;
     int words = find(argc - 1, argv + 1, &command);
     if (words == 0) return unknown_command(argv[0], argc - 1, argv + 1);
+    if (words == 1 && argc > 2 && is_second_word(command, argv[2]))
+        return qe_cli_finish(unknown_second(argv[0], command->name, argc - 2, argv + 2));
     qe_cli cli = {.program = argv[0]};
     int status = qe_cli_parse(&cli, command, argc - 1 - words, argv + 1 + words);
     if (status == QE_EXIT_OK && qe_cli_has(&cli, "help"))

@@ -13,6 +13,16 @@ int qe_schedule_argument_is_name(const char *argument) {
     return 0;
 }
 
+const char *qe_schedule_argument_guess(const char *word, int planned, char text_out[QE_CLI_GUESS_BYTES]) {
+    enum { NAMES_MAX = 32 };
+    const char *names[NAMES_MAX] = {"auto"};
+    size_t count = 1;
+    for (uint32_t i = 0; qe_schedule_name(i) != NULL && count < NAMES_MAX; i++) {
+        if (!planned || strcmp(qe_schedule_name(i), "dualpipe") != 0) names[count++] = qe_schedule_name(i);
+    }
+    return qe_cli_guess(word, names, count, text_out);
+}
+
 int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out) {
     uint64_t ranks, chunks, microbatches;
     uint64_t usual_chunks = qe_schedule_usual_chunks(name);
@@ -43,13 +53,12 @@ int qe_schedule_argument_generate(const qe_cli *cli, const char *name, qe_schedu
     return QE_EXIT_OK;
 }
 
-/* "1g1b" is a slip in a name, "orders/1g1b.csv" a file that is not there. */
-static int looks_like_path(const char *argument) { return strpbrk(argument, "./") != NULL; }
-
 static int refuse_file(const qe_cli *cli, const char *path, int reason) {
+    char guess[QE_CLI_GUESS_BYTES];
     qe_error error = {0};
-    if (reason == ENOENT && !looks_like_path(path)) {
-        return qe_cli_usage(cli, "\"%s\" is neither a schedule (auto, " QE_SCHEDULE_NAMES ") nor a file", path);
+    if (reason == ENOENT && !qe_cli_looks_like_path(path)) {
+        return qe_cli_usage(cli, "\"%s\" is neither a schedule (auto, " QE_SCHEDULE_NAMES ") nor a file%s", path,
+                            qe_schedule_argument_guess(path, 0, guess));
     }
     (void)qe_error_set(&error, QE_ERROR_IO, "name a CSV file, auto, or " QE_SCHEDULE_NAMES,
                        "cannot open the schedule: %s", strerror(reason));

@@ -15,6 +15,9 @@
 
 /* Does `argument` name a schedule that qe_schedule_generate knows? */
 int qe_schedule_argument_is_name(const char *argument);
+/* What else a word may have been meant to be (qe_cli_guess): auto or a schedule, `planned` one that a plan can be made
+ * of. */
+const char *qe_schedule_argument_guess(const char *word, int planned, char text_out[QE_CLI_GUESS_BYTES]);
 /* The request for a named schedule with the sizes of the options. Returns an exit status; it has printed what is
  * wrong. */
 int qe_schedule_argument_sizes(const qe_cli *cli, const char *name, qe_schedule_request *request_out);

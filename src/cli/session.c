@@ -54,7 +54,7 @@ static qe_status create_model(qe_session *session, qe_error *error_out) {
 
 /* A slip in a name is told as that; but "orders" may be a file, as it is for `check`. */
 static int is_path(const char *schedule) {
-    if (strpbrk(schedule, "./") != NULL) return 1;
+    if (qe_cli_looks_like_path(schedule)) return 1;
     return !qe_schedule_argument_is_name(schedule) && access(schedule, F_OK) == 0;
 }
 
@@ -95,9 +95,11 @@ static qe_status blame_sizes(const qe_settings *settings, qe_error *error_out) {
 static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     static const char *const name[] = {"pipeline.schedule", NULL};
     const qe_settings_pipeline *p = &session->settings.pipeline;
+    char guess[QE_CLI_GUESS_BYTES];
     if (!qe_schedule_argument_is_name(p->schedule)) {
         qe_error_set(error_out, QE_ERROR_ARGUMENT, "use auto, " QE_SCHEDULE_NAMES_PLANNED ", or a CSV file of your own",
-                     "no schedule is named \"%.64s\"", p->schedule);
+                     "no schedule is named \"%.64s\"%s", p->schedule,
+                     qe_schedule_argument_guess(p->schedule, 1, guess));
         return qe_settings_blame(&session->settings, name, error_out);
     }
     qe_schedule_request request = {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/text.h"
 
 /* What an order is like, and what it needs for that. */
 enum {
@@ -147,12 +148,18 @@ static uint64_t count_actions(const generator *order, const qe_schedule_request 
     return pairs * (request->forward_only ? 1 : order->actions_per_pair);
 }
 
+static qe_status refuse_name(const char *name, qe_error *error_out) {
+    const char *names[sizeof GENERATORS / sizeof GENERATORS[0]], *word = name == NULL ? "" : name;
+    char remedy[QE_ERROR_TEXT_BYTES];
+    for (size_t i = 0; i < GENERATOR_COUNT; i++) names[i] = GENERATORS[i].name;
+    const char *nearest = qe_text_nearest(word, names, GENERATOR_COUNT);
+    (void)snprintf(remedy, sizeof remedy, "%s%s%suse " QE_SCHEDULE_NAMES ", or a CSV file of your own",
+                   nearest == NULL ? "" : "did you mean ", nearest == NULL ? "" : nearest, nearest == NULL ? "" : "? ");
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, remedy, "no schedule is named \"%.64s\"", word);
+}
+
 static qe_status check_request(const generator *order, const qe_schedule_request *request, qe_error *error_out) {
-    if (order == NULL) {
-        return qe_error_set(error_out, QE_ERROR_ARGUMENT,
-                            "use " QE_SCHEDULE_NAMES ", or a CSV file of your own",
-                            "no schedule is named \"%.64s\"", request->name == NULL ? "" : request->name);
-    }
+    if (order == NULL) return refuse_name(request->name, error_out);
     QE_TRY(check_range("ranks", request->ranks, QE_SCHEDULE_RANKS_MAX, error_out));
     /* Orders that are arranged for all ranks at once do it in tables that grow with the square of the ranks. */
     if (order->put_row == NULL && request->ranks > QE_RANKS_MAX) {

@@ -34,6 +34,16 @@ class Help(Case):
         self.refuse(USAGE, ["trian", "train"], "trian")
         self.refuse(USAGE, ["'trace check'"], "trace", "x.qet")
 
+    def test_an_unknown_second_word_is_a_usage_error_unless_it_is_a_file(self):
+        there = ["bench layer, bench placement, bench step, and bench alone"]
+        self.refuse(USAGE, ["'bench layr'", "did you mean 'layer'?", *there], "bench", "layr")
+        self.refuse(USAGE, ["did you mean 'step'?", *there], "bench", "setp", "tiny", "--way", "step")
+        self.assertNotIn("did you mean", self.refuse(USAGE, there, "bench", "pizza").stderr)
+        self.assertEqual(self.document("bench", "layr", status=USAGE)["error"]["status"], "argument")
+        self.refuse(ERROR, ["layr.yaml", "no such file"], "bench", "layr.yaml")
+        self.write("layr", "")
+        self.refuse(ERROR, ["layr", "configuration is empty"], "bench", "layr")
+
     def test_an_unknown_option_is_a_usage_error(self):
         for command in COMMANDS:
             with self.subTest(command=command):

@@ -114,6 +114,10 @@ class HostileConfiguration(Case):
         self.refuse(ERROR, ["1g1b", "1f1b"], "train", "tiny.yaml", "--mode", "baseline")
         told = self.refuse(USAGE, ["1h1b", "1f1b", "auto,"], "train", "tiny.yaml", "--set", "pipeline.schedule=1h1b")
         self.assertNotIn("dualpipe,", told.stderr)  # which train refuses
+        for slip, meant in (("1g1b", "1f1b"), ("dualpip", "dualpipev"), ("autp", "auto")):
+            self.refuse(USAGE, [f"did you mean '{meant}'?"], "train", "tiny.yaml", "--set", f"pipeline.schedule={slip}")
+            self.write_tiny(TINY.replace("schedule: 1f1b", f"schedule: {slip}"))
+            self.refuse(ERROR, ["tiny.yaml:16", f"did you mean '{meant}'?"], "train", "tiny.yaml")
         self.refuse_line("  warmup: 1\n", "  mode: fast\n", "mode", "eager", "baseline")
 
     def test_what_is_refused_late_is_placed_too_whatever_else_the_command_line_sets(self):

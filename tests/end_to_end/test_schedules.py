@@ -115,6 +115,13 @@ class Schedules(Case):
         self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "schedule", "1g1b")
         self.refuse(USAGE, ["1g1b", "1f1b", "zbh1"], "check", "1g1b")
 
+    def test_a_slip_in_a_name_is_answered_with_the_nearest(self):
+        for command in ("schedule", "check", "simulate"):
+            for slip, meant in (("zbh3", "zbh1"), ("dualpip", "dualpipe"), ("atuo", "auto"), ("1F1B", "1f1b")):
+                self.refuse(USAGE, [f"did you mean '{meant}'?"], command, slip)
+            self.assertNotIn("did you mean", self.refuse(USAGE, ["neither"], command, "pizza").stderr)
+        self.assertNotIn("did you mean", self.refuse(ERROR, ["no such file"], "check", "zbh3.csv").stderr.lower())
+
     def test_communication_is_written_for_names_and_files_and_read_back(self):
         sizes = ("--ranks", "2", "--chunks", "2", "--microbatches", "5")
         order = self.succeed("schedule", "dualpipev", *sizes, "-o", "order.csv").stdout

@@ -508,7 +508,7 @@ typedef struct refusal {
 } refusal;
 
 static const refusal REFUSALS[] = {
-    {{"zbh9", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named \"zbh9\"", "1f1b"},
+    {{"zbh9", 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named \"zbh9\"", "did you mean zbh1? use gpipe"},
     {{NULL, 2, 1, 4, 0}, QE_ERROR_ARGUMENT, "no schedule is named", "1f1b"},
     {{"1f1b", 0, 1, 4, 0}, QE_ERROR_ARGUMENT, "ranks is 0", ""},
     {{"1f1b", 4097, 1, 4, 0}, QE_ERROR_LIMIT, "ranks is 4097; expected 1 to 4096", ""},
