@@ -22,23 +22,34 @@ enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK | QE_DEVICE_C
 enum { QE_DEVICES_BUILT = QE_DEVICE_CAN_HOST | QE_DEVICE_CAN_CHECK };
 #endif
 
-/* By kind; and what a build is asked with. */
+/* By kind; and how to come by a program that has it. */
 static const char *const names[] = {"host", "check", "cuda", "te"};
-static const char *const asked_with[] = {"", "", "-DQE_CUDA=ON", "-DQE_TE=FOLDER, where Transformer Engine lies"};
+static const char *const ways_out[] = {
+    NULL, NULL,
+    "README.md, \"On a GPU\", says how to build one with it, build-cuda/qeffect: -DQE_CUDA=ON",
+    "docs/te_backend.md and README.md, \"On a GPU\", say how to build one with it, build-cuda/qeffect: -DQE_TE=FOLDER, "
+    "where Transformer Engine lies",
+};
 
 int qe_device_is_gpu(qe_device_kind kind) {
     return kind == QE_DEVICE_CUDA || kind == QE_DEVICE_TE;
 }
 
-static int refuse(qe_cli *cli, int can, const char *device) {
+static int refuse_unbuilt(const qe_cli *cli, size_t kind, const char *known) {
+    qe_error error = {0};
+    (void)qe_error_set(&error, QE_ERROR_ARGUMENT, ways_out[kind],
+                       "--device is '%s', and this program was built without it; it has %s", names[kind], known);
+    return qe_cli_error(cli, &error);
+}
+
+static int refuse(const qe_cli *cli, int can, const char *device) {
     char known[64] = "";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (can & QE_DEVICES_BUILT & 1 << i)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] == 0 ? "" : ", ", names[i]);
     for (size_t i = QE_DEVICE_CUDA; i <= QE_DEVICE_TE; i++)
         if (strcmp(device, names[i]) == 0 && (can & 1 << i))
-            return qe_cli_usage(cli, "--device is '%s', and this program was built without it (%s); it has %s", device,
-                                asked_with[i], known);
+            return refuse_unbuilt(cli, i, known);
     return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s", device, known);
 }
 

@@ -5,7 +5,7 @@ import struct
 import subprocess
 import unittest
 
-from support import CONTRACT, ERROR, PROGRAM, SECONDS_MAX, TINY, USAGE, Case
+from support import CONTRACT, ERROR, PROGRAM, ROOT, SECONDS_MAX, TINY, USAGE, Case
 
 # Four stages, so that two ranks may hold two each.
 FOUR = TINY.replace("layers: 2", "layers: 4")
@@ -73,12 +73,15 @@ class Output(Case):
 
     def test_a_device_that_the_program_was_built_without_says_what_it_needs(self):
         self.write_tiny()
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            self.assertIn("\n## On a GPU\n", file.read())
         for device, option in ("cuda", "-DQE_CUDA=ON"), ("te", "-DQE_TE=FOLDER"):
             with self.subTest(device=device):
                 run = self.run_program("train", "tiny.yaml", "--device", device, "--set", "checkpoint.path=",
                                        environment={"QE_TE": os.path.join(self.folder, "nothing")})
                 if run.returncode == 2:  # not built
-                    self.assertRegex(run.stderr, f"'{device}'.*built without it.*{option}.*host, check")
+                    self.assertRegex(run.stderr, f"'{device}'.*built without it; it has host, check")
+                    self.assertRegex(run.stderr, f"what to do: .*README.md, \"On a GPU\".*{option}")
                 elif run.returncode == 1:  # built; no GPU, or, behind it, no Transformer Engine
                     self.assertRegex(run.stderr, "GPU|driver|Transformer Engine|cuDNN")
                 else:
