@@ -66,8 +66,11 @@ const char *qe_safetensors_metadata(const qe_safetensors *file, const char *key)
 /* Creates a directory and its parents; one that exists is fine.
  * On failure: QE_ERROR_IO naming the component that could not be made. */
 qe_status qe_store_make_directory(const char *path, qe_error *error_out);
-/* Could it be made, and written into? Asked before long work that will end there; makes nothing. */
+/* Could it be made, and written into? Asked before long work that will end there. A directory of another name is
+ * made in the nearest one that there is, and removed: permissions do not say all, and to the superuser nothing. */
 qe_status qe_store_try_directory(const char *path, qe_error *error_out);
+/* Could qe_store_write_text_atomic write there? Asked likewise: an empty file is made beside it and removed. */
+qe_status qe_store_try_file(const char *path, qe_error *error_out);
 /* Puts `size_bytes` bytes into a file, all or none. */
 qe_status qe_store_write_text_atomic(const char *path, const void *bytes, size_t size_bytes, qe_error *error_out);
 
@@ -82,7 +85,7 @@ typedef struct qe_store_model {
  * two names are refused: nothing is written outside the directory. */
 qe_status qe_store_write_model(const char *directory, const qe_store_model *model, const qe_tensor *tensors,
                                size_t count, const qe_metadata *metadata, size_t metadata_count, qe_error *error_out);
-/* Could they be written? Asked before long work that will end there; makes nothing. On failure: QE_ERROR_IO. */
+/* Could they be written? Asked before long work that will end there; leaves nothing. On failure: QE_ERROR_IO. */
 qe_status qe_store_try_model(const char *directory, qe_error *error_out);
 /* Reads config.json of such a directory. The tensors are in directory/model.safetensors.
  * On failure: QE_ERROR_FORMAT names the key; QE_ERROR_IO; QE_ERROR_UNSUPPORTED for another architecture. */

@@ -287,12 +287,10 @@ static qe_status dump_batches(training *t, uint64_t steps, const char *path, qe_
 
 static qe_status prepare(training *t, uint64_t dump_steps, qe_error *error) {
     const char *initial = qe_cli_value(t->cli, "dump-initial"), *batches = qe_cli_value(t->cli, "dump-batches");
-    const char *kept = t->session.settings.checkpoint.path;
     if (t->resumes) {
         QE_TRY(qe_resume_apply(&t->resume, &t->session, qe_cli_has(t->cli, "new-lineage"), &t->refused, error));
         t->steps_done = qe_resume_step(&t->resume);
     } else QE_TRY(qe_session_initialize(&t->session, error));
-    if (kept[0] != 0) QE_TRY(qe_store_try_model(kept, error)); /* not only when all is trained */
     if (initial != NULL) QE_TRY(qe_session_save_file(&t->session, initial, error));
     if (batches != NULL) QE_TRY(dump_batches(t, dump_steps, batches, error));
     return qe_keeping_open(&t->keeping, &t->session, &t->progress, t->resumes ? &t->resume : NULL, error);
@@ -376,6 +374,31 @@ static qe_status bring_choices(const training *t, const qe_settings *settings, q
     return qe_manifest_choices_restore(qe_checkpoint_manifest(from), settings->train.algorithms, error);
 }
 
+/* Whatever is wrong with a place, the way out begins at the key or option that says it. */
+static qe_status name_place(qe_status status, const char *what, qe_error *error) {
+    size_t length = strlen(error->remedy);
+    if (status == QE_OK) return QE_OK;
+    snprintf(error->remedy + length, sizeof error->remedy - length, "%sThe place is %s.", length > 0 ? " " : "", what);
+    return status;
+}
+
+/* Before any work: not only when all is trained, or at the trap that is lost without its trace. */
+static qe_status try_places(const training *t, const qe_settings *settings, qe_error *error) {
+    const char *kept = settings->checkpoint.path, *trace = settings->contracts.trace;
+    static const char *const dumps[] = {"dump-initial", "dump-batches"};
+    if (kept[0] != 0)
+        QE_TRY(name_place(qe_store_try_model(kept, error), "checkpoint.path, where empty keeps nothing", error));
+    if (trace[0] != 0 && settings->contracts.mode != QE_CONTRACTS_SETTING_OFF)
+        QE_TRY(name_place(qe_store_try_file(trace, error), "contracts.trace, where empty leaves none", error));
+    for (size_t i = 0; i < sizeof dumps / sizeof *dumps; i++) {
+        const char *path = qe_cli_value(t->cli, dumps[i]);
+        char what[64];
+        snprintf(what, sizeof what, "--%s", dumps[i]);
+        if (path != NULL) QE_TRY(name_place(qe_store_try_file(path, error), what, error));
+    }
+    return QE_OK;
+}
+
 static int run_training(training *t, const qe_settings *settings, uint64_t dump_steps) {
     qe_error error = {0};
     qe_step_result result = {0};
@@ -387,7 +410,8 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     };
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
     qe_device_unused_print(t->device, settings);
-    qe_status status = bring_choices(t, settings, &error);
+    qe_status status = try_places(t, settings, &error);
+    if (status == QE_OK) status = bring_choices(t, settings, &error);
     if (status == QE_OK) status = qe_session_open(&t->session, settings, &options, &error);
     if (status == QE_OK) status = prepare(t, dump_steps, &error);
     if (status != QE_OK) return fail(t, status, &result, &error);

@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "qeffect/safetensors.h"
 #include "store/file.h"
+#include "store/folder.h"
 
 enum { NAMES_TRIED = 100 }; /* unfinished files of this process or of dead ones with its number */
 
@@ -137,6 +138,13 @@ qe_status qe_store_write_text_atomic(const char *path, const void *bytes, size_t
     return status;
 }
 
+qe_status qe_store_try_file(const char *path, qe_error *error_out) {
+    qe_atomic_file file;
+    QE_TRY(qe_atomic_file_begin(path, &file, error_out));
+    qe_atomic_file_abort(&file);
+    return QE_OK;
+}
+
 /* One component, `path` cut there; returns an errno. */
 static int make_one(const char *path) {
     struct stat kind;
@@ -178,6 +186,17 @@ static void to_parent(char *path) {
     if (length == 0) snprintf(path, 2, ".");
 }
 
+/* Makes a directory in one that there is, and removes it; returns an errno. */
+static int try_inside(const char *path) {
+    char name[2 * QE_CHECKPOINT_NAME_BYTES];
+    int descriptor = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* some may be written into, but not read */
+    if (descriptor < 0) return errno;
+    int code = qe_folder_make_beside(descriptor, "partial", name);
+    if (code == 0 && unlinkat(descriptor, name, AT_REMOVEDIR) != 0) code = errno;
+    close(descriptor);
+    return code;
+}
+
 qe_status qe_store_try_directory(const char *path, qe_error *error_out) {
     char *nearest = malloc(strlen(path) + 2);
     struct stat kind;
@@ -191,9 +210,9 @@ qe_status qe_store_try_directory(const char *path, qe_error *error_out) {
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name another directory, or move what is there.",
                                  "cannot make the directory: %s",
                                  code == ENOTDIR ? "a file of that name is in the way" : strerror(code));
-    else if (access(nearest, W_OK | X_OK) != 0)
+    else if ((code = try_inside(nearest)) != 0)
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name a directory that you may write to.",
-                                 "cannot write into the directory: %s", strerror(errno));
+                                 "cannot write into the directory: %s", strerror(code));
     free(nearest);
     return status;
 }

@@ -287,7 +287,9 @@ class Checkpoints(Case):
 
     def test_a_hostile_checkpoint_writes_nowhere_else(self):
         """Its paths for output are not followed: a run goes on in the directory that was named."""
+        os.mkdir(self.path("elsewhere"))
         self.saved_at(3, "--set", "contracts.trace=elsewhere/trap.qet")
+        os.rmdir(self.path("elsewhere"))
         os.rename(self.path("run"), self.path("moved"))
         self.document("train", "--resume", "moved/step-00000003")
         self.assertFalse(os.path.exists(self.path("run")))

@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, Case, is_sanitized, sample_text
+from support import ERROR, INTERRUPTED, PROGRAM, SECONDS_MAX, USAGE, Case, is_sanitized, sample_text
 
 LONG = ("--set", "train.steps=1000000", "--set", "train.evaluate_every=0")
 
@@ -162,12 +162,33 @@ class FullDisk(Case):
             subprocess.run(["umount", self.path("disk")], check=True)
 
     def test_a_trap_whose_trace_cannot_be_written_is_still_a_trap(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
         self.write_tiny()
-        done = self.run_program("train", "tiny.yaml", "--set", "contracts.trace=/dev/full/trap.qet", "--inject",
-                                "slot.leak")
+        done = self.run_program("train", "tiny.yaml", "--inject", "slot.leak", preexec_fn=limit)
         self.assertEqual(done.returncode, 3)
         self.assertIn("slot.leak", done.stderr)
         self.assertIn("no trace was written", done.stderr)
+
+    def test_places_that_cannot_be_written_to_are_refused_before_any_work_and_nothing_is_left(self):
+        self.write_tiny()
+        self.write("file", "")
+        before = sorted(os.listdir(self.folder))
+        for place in ("file/trap.qet", "absent/trap.qet", "/proc/trap.qet", "/dev/full", ".", "x" * 300):
+            self.refuse(ERROR, [place, "contracts.trace, where empty leaves none"], "train", "tiny.yaml", "--set",
+                        f"contracts.trace={place}")
+        for place in ("file", "file/model", "file/deep/model", "/proc/model", "/proc/deep/model", "x" * 300):
+            self.refuse(ERROR, [place[:5], "checkpoint.path, where empty keeps nothing"], "train", "tiny.yaml", "--set",
+                        f"checkpoint.path={place}")
+        for option in ("--dump-initial", "--dump-batches"):
+            self.refuse(ERROR, ["absent/file", f"the place is {option}"], "train", "tiny.yaml", option, "absent/file")
+        self.refuse(USAGE, ["use dualpipev"], "train", "tiny.yaml", "--set", "pipeline.schedule=dualpipe", "--set",
+                    "checkpoint.path=deep/model")  # whose places could be written to
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+        self.succeed("train", "tiny.yaml", "--contracts", "off", "--set", "contracts.trace=absent/trap.qet", "--set",
+                     "checkpoint.path=deep/model")
+        self.assertEqual(sorted(os.listdir(self.folder)), sorted([*before, "deep"]))
 
     def test_places_that_cannot_be_are_refused_in_their_own_words(self):
         self.write_tiny()

@@ -1,6 +1,7 @@
 """Every rule can be broken on purpose; the step is refused, nothing has moved, and the trace says the same again."""
 import os
 import re
+import resource
 import unittest
 
 from support import CONTRACT, ERROR, ROOT, USAGE, Case
@@ -139,11 +140,14 @@ class Traps(Case):
                 self.assertEqual(sum(breach["count"] for breach in in_step), again["violation_count"])
 
     def test_a_trace_that_cannot_be_written_is_told_with_its_path(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
         for contracts, status in ("trap", CONTRACT), ("observe", 0):
             done = self.run_program("train", "tiny.yaml", *SHORT, "--inject", "grad.twice@2", "--contracts", contracts,
-                                    "--set", "contracts.trace=missing/trap.qet")
+                                    "--set", "contracts.trace=large.qet", preexec_fn=limit)
             self.assertEqual(done.returncode, status, done.stderr)
-            self.assertRegex(done.stderr, r"(?m)^no trace was written to missing/trap\.qet: .*No such file or dir")
+            self.assertRegex(done.stderr, r"(?m)^no trace was written to large\.qet: .*File too large")
 
     def test_what_is_observed_in_several_steps_is_told_once_with_its_count(self):
         answer, again = self.observed("graph.address@2", "--mode", "captured")
