@@ -410,6 +410,7 @@ static int run_training(training *t, const qe_settings *settings, uint64_t dump_
     };
     if (is_schedule_rule(t->inject)) t->inject = QE_RULE_NONE;
     qe_device_unused_print(t->device, settings);
+    qe_session_unused_print(settings);
     qe_status status = try_places(t, settings, &error);
     if (status == QE_OK) status = bring_choices(t, settings, &error);
     if (status == QE_OK) status = qe_session_open(&t->session, settings, &options, &error);

@@ -91,5 +91,8 @@ int qe_session_write_trace(qe_session *session, const qe_program *history, qe_er
 /* Settings from CONFIG.yaml, --set, and the options that are short for a setting, over `base` (NULL: the defaults)
  * where there is no CONFIG.yaml. Returns an exit status. */
 int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, qe_settings *settings_out);
+/* Says which settings that are not at their defaults do nothing in training beside the others: no mistake where a file
+ * serves several runs. What is for a device: qe_device_unused_print. */
+void qe_session_unused_print(const qe_settings *settings);
 
 #endif

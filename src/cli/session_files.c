@@ -127,6 +127,42 @@ int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, 
     return all_settings(cli, path, base, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
+static int is_default(const qe_settings *settings, const char *key) {
+    char now[QE_SETTINGS_VALUE_BYTES], usual[QE_SETTINGS_VALUE_BYTES];
+    qe_settings initial;
+    size_t row = 0;
+    while (strcmp(qe_settings_describe(row).key, key) != 0) {
+        row++;
+        QE_ASSERT(row < qe_settings_count());
+    }
+    qe_settings_default(&initial);
+    (void)qe_settings_value_text(settings, row, now, sizeof now);
+    (void)qe_settings_value_text(&initial, row, usual, sizeof usual);
+    return strcmp(now, usual) == 0;
+}
+
+void qe_session_unused_print(const qe_settings *settings) {
+    int is_delayed = settings->recipe.kind == QE_RECIPE_DELAYED, validates = settings->data.validation > 0;
+    const struct {
+        const char *key, *whom;
+        int is_used;
+    } keys[] = {
+        {"train.capture", "train.mode captured", settings->train.mode == QE_TRAIN_CAPTURED},
+        {"train.evaluate_every", "data.validation above 0", validates},
+        {"train.evaluate_sequences", "data.validation and train.evaluate_every above 0",
+         validates && settings->train.evaluate_every > 0},
+        {"recipe.history", "recipe.name delayed", is_delayed},
+        {"recipe.margin", "recipe.name delayed", is_delayed},
+        {"recipe.amax", "recipe.name delayed", is_delayed},
+        {"contracts.trace", "contracts.mode trap and observe",
+         settings->contracts.mode != QE_CONTRACTS_SETTING_OFF},
+        {"checkpoint.keep", "checkpoint.every above 0", settings->checkpoint.every > 0},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!keys[i].is_used && !is_default(settings, keys[i].key))
+            fprintf(stderr, "%s is for %s; in this run it does nothing\n", keys[i].key, keys[i].whom);
+}
+
 int qe_session_write_trace(qe_session *session, const qe_program *history, qe_error *error_out) {
     const char *path = session->settings.contracts.trace;
     char *text = NULL;

@@ -71,6 +71,25 @@ class Output(Case):
             self.assertIn(f"{key} is for a GPU (--device cuda); on this device it does nothing\n", told.stderr)
         self.assertEqual(told.stdout.split("state_hash")[1], plain.stdout.split("state_hash")[1])
 
+    def test_settings_that_do_nothing_beside_the_others_are_told(self):
+        self.write_tiny()
+        run = ("train", "tiny.yaml", "--set", "checkpoint.path=", "--set", "train.steps=1")
+
+        def told(*assignments):
+            given = [word for assignment in assignments for word in ("--set", assignment)]
+            lines = self.succeed(*run, *given).stderr.splitlines()
+            return [line.split(" is for ") for line in lines if line.endswith("; in this run it does nothing")]
+
+        self.assertEqual(told(), [])
+        idle = ("train.capture=step", "recipe.history=8", "recipe.margin=1", "recipe.amax=most_recent",
+                "train.evaluate_every=2", "train.evaluate_sequences=1", "contracts.trace=x.qet", "checkpoint.keep=1")
+        lines = told("recipe.name=bf16", "data.validation=0", "contracts.mode=off", *idle)
+        self.assertEqual(sorted(key for key, _ in lines), sorted(setting.split("=")[0] for setting in idle))
+        self.assertIn(["train.capture", "train.mode captured; in this run it does nothing"], lines)
+        self.assertIn(["recipe.history", "recipe.name delayed; in this run it does nothing"], lines)
+        self.assertEqual([key for key, _ in told("train.mode=captured", *idle)], ["checkpoint.keep"])
+        self.assertEqual(told("recipe.name=bf16", "train.capture=action", "recipe.history=4"), [])  # the defaults
+
     def test_a_device_that_the_program_was_built_without_says_what_it_needs(self):
         self.write_tiny()
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
