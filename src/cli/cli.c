@@ -166,6 +166,12 @@ const char *qe_cli_guess(const char *word, const char *const *names, size_t coun
     return text_out;
 }
 
+const char *qe_cli_sizes(uint32_t ranks, uint32_t stages, uint32_t microbatches, char text_out[QE_CLI_SIZES_BYTES]) {
+    (void)snprintf(text_out, QE_CLI_SIZES_BYTES, "%u rank%s, %u stage%s, %u microbatch%s", ranks, qe_cli_s(ranks),
+                   stages, qe_cli_s(stages), microbatches, qe_cli_es(microbatches));
+    return text_out;
+}
+
 int qe_cli_looks_like_path(const char *argument) { return strpbrk(argument, "./") != NULL; }
 
 struct json_t *qe_cli_json_text(const char *text) {

@@ -68,6 +68,12 @@ void qe_cli_print_error(const qe_error *error);
 /* printf, on standard output, for text that cites what anybody may have written, such as a manifest: control
  * characters, which a terminal would obey, are printed as \xNN; line ends and tabs stay. */
 void qe_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The ending of a word behind its number: printf("%u rank%s", n, qe_cli_s(n)); of "microbatch" qe_cli_es. */
+static inline const char *qe_cli_s(uint64_t count) { return count == 1 ? "" : "s"; }
+static inline const char *qe_cli_es(uint64_t count) { return count == 1 ? "" : "es"; }
+/* "4 ranks, 4 stages, 8 microbatches". */
+enum { QE_CLI_SIZES_BYTES = 80 };
+const char *qe_cli_sizes(uint32_t ranks, uint32_t stages, uint32_t microbatches, char text_out[QE_CLI_SIZES_BYTES]);
 /* A usage error (exit 2): printf text, then how to get help. */
 int qe_cli_usage(const qe_cli *cli, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* "; did you mean 'x'?" of the name that is nearest to a word which is none of them; "" where none is near. */

@@ -120,13 +120,15 @@ static qe_status measure(bench *b, qe_error *error) {
 
 static void print_head(const bench *b) {
     const qe_session *s = configured(b);
+    char sizes[QE_CLI_SIZES_BYTES];
     printf("backend   %s, %ld processors", s->backend, sysconf(_SC_NPROCESSORS_ONLN));
     if (b->load >= 0) printf(", load %.2f when it began", b->load);
-    printf("\npipeline  %s: %u ranks, %u stages, %u microbatches of %u sequences; recipe %s\n",
-           b->settings.pipeline.schedule, s->schedule.ranks, s->schedule.stages, s->schedule.microbatches,
-           b->settings.train.sequences, qe_recipe_name(b->settings.recipe.kind));
-    printf("rounds    %llu of %llu steps; everything takes turns; medians\n\n", (unsigned long long)b->pairs,
-           (unsigned long long)b->steps);
+    printf("\npipeline  %s: %s of %u sequence%s; recipe %s\n", b->settings.pipeline.schedule,
+           qe_cli_sizes(s->schedule.ranks, s->schedule.stages, s->schedule.microbatches, sizes),
+           b->settings.train.sequences, qe_cli_s(b->settings.train.sequences),
+           qe_recipe_name(b->settings.recipe.kind));
+    printf("rounds    %llu of %llu step%s; everything takes turns; medians\n\n", (unsigned long long)b->pairs,
+           (unsigned long long)b->steps, qe_cli_s(b->steps));
 }
 
 static void print_steps(const bench *b) {

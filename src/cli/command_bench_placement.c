@@ -181,9 +181,10 @@ static void print_saved(const row *r) {
 static void print_row(const bench *b) {
     const row *r = &b->row;
     const qe_settings *s = &r->settings;
-    printf("%s: %u layers, hidden %u, ffn %u, %s, %u ranks, %u microbatches of %u tokens on %s\n", r->name,
-           s->model.layers, s->model.hidden, s->model.ffn, s->pipeline.schedule, s->pipeline.ranks,
-           s->pipeline.microbatches, s->model.sequence * s->train.sequences, r->backend);
+    printf("%s: %u layer%s, hidden %u, ffn %u, %s, %u rank%s, %u microbatch%s of %u tokens on %s\n", r->name,
+           s->model.layers, qe_cli_s(s->model.layers), s->model.hidden, s->model.ffn, s->pipeline.schedule,
+           s->pipeline.ranks, qe_cli_s(s->pipeline.ranks), s->pipeline.microbatches,
+           qe_cli_es(s->pipeline.microbatches), s->model.sequence * s->train.sequences, r->backend);
     if (b->rest_ms > 0) printf("  rest            %9llu ms before every step\n", (unsigned long long)b->rest_ms);
     printf("  step            direct %9.3f ms   copy %9.3f ms   copy / direct %.3f (%.3f .. %.3f)\n",
            r->step_ms[DIRECT], r->step_ms[COPY], r->ratio.median, r->ratio.low, r->ratio.high);

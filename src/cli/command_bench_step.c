@@ -207,9 +207,9 @@ static void print_memory(const figures *f) {
 static int report(const bench *b) {
     if (b->cli->json) return report_json(b);
     const qe_settings *s = &b->settings;
-    printf("%s\n%.3f G parameters, %llu tokens a step, %s, %u ranks, %u microbatches\n", b->backend,
+    printf("%s\n%.3f G parameters, %llu tokens a step, %s, %u rank%s, %u microbatch%s\n", b->backend,
            1e-9 * (double)b->parameters, (unsigned long long)b->tokens, s->pipeline.schedule, s->pipeline.ranks,
-           s->pipeline.microbatches);
+           qe_cli_s(s->pipeline.ranks), s->pipeline.microbatches, qe_cli_es(s->pipeline.microbatches));
     printf("%-8s %10s %10s %10s %10s %12s %10s %10s %8s %8s\n", "way", "step ms", "fastest", "actions ms", "commit ms",
            "commit TB/s", "Mtokens/s", "TFLOP/s", "share", "open s");
     for (int how = 0; how < WAYS; how++) {

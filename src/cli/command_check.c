@@ -112,7 +112,7 @@ static void print_rules(const qe_certificate_request *request) {
     printf("rules: %s sends, communicator %s, ", SENDS[transport->sends],
            transport->communicators == QE_COMMUNICATORS_ONE ? "one for all" : "per directed edge");
     if (transport->capacity == 0) printf("rendezvous");
-    else printf("%u buffers per directed edge", transport->capacity);
+    else printf("%u buffer%s per directed edge", transport->capacity, qe_cli_s(transport->capacity));
     printf("; release: %s; fold: %s; fill: %s", RELEASES[transport->release], FOLDS[request->fold],
            FILLS[request->fill]);
     if (request->memory_limit > 0.0) printf("; at most %g microbatches of a rank kept", request->memory_limit);
@@ -132,16 +132,18 @@ static void print_ranks(const qe_certificate *certificate) {
 }
 
 static void print_certificate(const question *asked, const qe_certificate *certificate) {
+    char sizes[QE_CLI_SIZES_BYTES];
     printf("%s: certified\n", asked->argument);
-    printf("%u ranks, %u stages, %u microbatches, %llu actions%s\n", certificate->ranks, certificate->stages,
-           certificate->microbatches, (unsigned long long)certificate->actions,
-           certificate->streamed ? ", streamed" : "");
+    printf("%s, %llu actions%s\n",
+           qe_cli_sizes(certificate->ranks, certificate->stages, certificate->microbatches, sizes),
+           (unsigned long long)certificate->actions, certificate->streamed ? ", streamed" : "");
     print_rules(&asked->request);
     print_ranks(certificate);
     printf("peak activation %g microbatches of a rank; gradients in %s\n", certificate->peak_activation,
            certificate->gradient_order == QE_GRADIENTS_OWN ? "an order of their own" : "microbatch order");
     if (certificate->least_capacity > 0) {
-        printf("%u buffers per directed edge suffice\n", certificate->least_capacity);
+        printf("%u buffer%s per directed edge %s\n", certificate->least_capacity,
+               qe_cli_s(certificate->least_capacity), certificate->least_capacity == 1 ? "suffices" : "suffice");
     }
     printf("judged in %.3f s; peak memory %.1f MiB\n", asked->seconds, (double)peak_memory_bytes() / 1048576.0);
 }

@@ -33,9 +33,10 @@ static qe_status write_svg(const void *opaque, FILE *file, qe_error *error_out) 
     qe_simulation_request request = {.schedule = schedule, .costs = what->times.costs,
                                      .cost_count = schedule->stages, .latency = what->times.hop};
     qe_simulation simulation = {0};
-    char title[128];
-    (void)snprintf(title, sizeof title, "%u ranks, %u stages, %u microbatches; %s%.60s", schedule->ranks,
-                   schedule->stages, schedule->microbatches, what->times_text == NULL ? "" : "times ",
+    char title[160], sizes[QE_CLI_SIZES_BYTES];
+    (void)snprintf(title, sizeof title, "%s; %s%.60s",
+                   qe_cli_sizes(schedule->ranks, schedule->stages, schedule->microbatches, sizes),
+                   what->times_text == NULL ? "" : "times ",
                    what->times_text == NULL ? "F = I = W" : what->times_text);
     qe_drawing drawing = {.schedule = schedule, .simulation = &simulation, .title = title, .unit = "",
                           .unit_us = 1000.0};

@@ -136,9 +136,13 @@ typedef struct picture {
     char title[TITLE_BYTES];
 } picture;
 
+static const char *sizes_of(const simulate *s, char text_out[QE_CLI_SIZES_BYTES]) {
+    return qe_cli_sizes(s->schedule.ranks, s->schedule.stages, s->schedule.microbatches, text_out);
+}
+
 static void make_picture(const simulate *s, picture *out) {
-    (void)snprintf(out->title, sizeof out->title, "%s: %u ranks, %u stages, %u microbatches%s", s->argument,
-                   s->schedule.ranks, s->schedule.stages, s->schedule.microbatches,
+    char sizes[QE_CLI_SIZES_BYTES];
+    (void)snprintf(out->title, sizeof out->title, "%s: %s%s", s->argument, sizes_of(s, sizes),
                    s->steps > 0 ? " (measured)" : "");
     out->drawing = (qe_drawing){.schedule = &s->schedule, .simulation = shown(s), .title = out->title,
                                 .unit = s->steps > 0 ? "ms" : "", .unit_us = 1000.0};
@@ -232,7 +236,8 @@ static void print_measured(const simulate *s) {
     const qe_simulation *p = &s->predicted, *m = &s->measured;
     double largest = m->makespan;
     for (uint32_t i = 0; i < s->steps; i++) largest = fmax(largest, s->makespans[i]);
-    printf("\nmeasured on the host, the shortest of %u steps of %.2f to %.2f ms\n", s->steps, m->makespan, largest);
+    printf("\nmeasured on the host, the shortest of %u step%s of %.2f to %.2f ms\n", s->steps,
+           qe_cli_s(s->steps), m->makespan, largest);
     printf("%-18s %12s %12s %9s\n", "", "predicted", "measured", "differs");
     printf("%-18s %12.3f %12.3f %+8.2f%%\n", "makespan", p->makespan, m->makespan, 100.0 * difference(s));
     printf("%-18s %12.3f %12.3f\n", "makespan bubble", p->makespan_bubble, m->makespan_bubble);
@@ -243,8 +248,8 @@ static void print_measured(const simulate *s) {
 }
 
 static int print_report(const simulate *s) {
-    printf("%s: %u ranks, %u stages, %u microbatches, %u actions\n", s->argument, s->schedule.ranks,
-           s->schedule.stages, s->schedule.microbatches, s->predicted.actions_count);
+    char sizes[QE_CLI_SIZES_BYTES];
+    printf("%s: %s, %u actions\n", s->argument, sizes_of(s, sizes), s->predicted.actions_count);
     print_figures(s);
     print_ranks(s);
     if (s->steps > 0) print_measured(s);

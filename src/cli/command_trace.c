@@ -58,7 +58,8 @@ static int report_json(const char *path, const qe_program *program, const qe_vio
 
 static int report_text(const char *path, const qe_program *program, const qe_violations *violations) {
     if (violations->total == 0) {
-        printf("%s: %u items on %u streams keep every rule\n", path, program->item_count, program->stream_count);
+        printf("%s: %u items on %u stream%s keep every rule\n", path, program->item_count, program->stream_count,
+               qe_cli_s(program->stream_count));
         return QE_EXIT_OK;
     }
     for (uint32_t i = 0; i < violations->count; i++) {

@@ -74,15 +74,17 @@ static int is_schedule_rule(qe_rule rule) {
 static void describe(training *t) {
     const qe_settings *s = &t->session.settings;
     qe_dataset_info data = qe_dataset_describe(t->session.dataset);
+    char sizes[QE_CLI_SIZES_BYTES];
     if (t->cli->json) return;
-    printf("model     %llu parameters: %u layers, hidden %u, heads %u/%u, ffn %u, vocab %u, sequence %u\n",
-           (unsigned long long)qe_model_scalar_count(t->session.model), s->model.layers, s->model.hidden,
-           s->model.heads, s->model.kv_heads, s->model.ffn, s->model.vocab, s->model.sequence);
+    printf("model     %llu parameters: %u layer%s, hidden %u, heads %u/%u, ffn %u, vocab %u, sequence %u\n",
+           (unsigned long long)qe_model_scalar_count(t->session.model), s->model.layers, qe_cli_s(s->model.layers),
+           s->model.hidden, s->model.heads, s->model.kv_heads, s->model.ffn, s->model.vocab, s->model.sequence);
     printf("data      %s: %llu tokens, %llu for validation\n", data.name, (unsigned long long)data.tokens,
            (unsigned long long)data.validation_tokens);
-    printf("pipeline  %s: %u ranks, %u stages, %u microbatches of %u sequences\n",
+    printf("pipeline  %s: %s of %u sequence%s\n",
            s->train.mode == QE_TRAIN_BASELINE ? "baseline (sequential)" : s->pipeline.schedule,
-           t->session.schedule.ranks, t->session.schedule.stages, t->session.schedule.microbatches, s->train.sequences);
+           qe_cli_sizes(t->session.schedule.ranks, t->session.schedule.stages, t->session.schedule.microbatches, sizes),
+           s->train.sequences, qe_cli_s(s->train.sequences));
     printf("recipe    %s   backend  %s   contracts  %s\n", qe_recipe_name(s->recipe.kind), t->session.backend,
            s->contracts.mode == QE_CONTRACTS_SETTING_TRAP  ? "trap"
            : s->contracts.mode == QE_CONTRACTS_SETTING_OFF ? "off"
@@ -220,12 +222,14 @@ static int finish(training *t, const char *hash) {
     qe_observed_print(&t->observed, &t->session, t->cli->program);
     int status = t->lost.status != QE_OK ? QE_EXIT_ERROR : interrupted ? QE_EXIT_INTERRUPTED : QE_EXIT_OK;
     if (!t->cli->json) {
-        printf("%s after %llu steps", interrupted ? "interrupted" : "done", (unsigned long long)t->steps_done);
+        printf("%s after %llu step%s", interrupted ? "interrupted" : "done", (unsigned long long)t->steps_done,
+               qe_cli_s(t->steps_done));
         if (t->tokens > 0) printf(": loss %.4f", t->last_loss);
         if (!interrupted && json_array_size(t->validation) > 0)
             printf(", validation %.4f nats/token", t->validation_loss);
         if (rate > 0) printf(", %.0f tokens/s", rate);
-        if (t->vetoed > 0) printf(", %llu steps skipped (not finite)", (unsigned long long)t->vetoed);
+        if (t->vetoed > 0)
+            printf(", %llu step%s skipped (not finite)", (unsigned long long)t->vetoed, qe_cli_s(t->vetoed));
         printf("\nstate_hash %s\n", hash);
         tell_kept(t);
         return status;

@@ -90,16 +90,17 @@ void qe_observed_note(qe_observed *observed, qe_session *session, const char *du
 void qe_observed_print(const qe_observed *observed, const qe_session *session, const char *program_name) {
     for (uint32_t i = 0; i < observed->kind_count; i++) {
         const qe_observed_kind *kind = &observed->kinds[i];
-        fprintf(stderr, "observed %llu times, first in %s, step %llu: rank %u: %s\n",
-                (unsigned long long)kind->count, kind->during, (unsigned long long)kind->first_step, kind->rank,
-                kind->text);
+        fprintf(stderr, "observed %llu time%s, first in %s, step %llu: rank %u: %s\n",
+                (unsigned long long)kind->count, qe_cli_s(kind->count), kind->during,
+                (unsigned long long)kind->first_step, kind->rank, kind->text);
     }
     if (observed->others > 0)
-        fprintf(stderr, "and %llu breaches of other kinds\n", (unsigned long long)observed->others);
+        fprintf(stderr, "and %llu breach%s of other kinds\n", (unsigned long long)observed->others,
+                qe_cli_es(observed->others));
     const char *trace = session->settings.contracts.trace;
     if (observed->traced)
-        fprintf(stderr, "the first of %llu observed steps is in %s; `%s trace check %s` tells the same of it\n",
-                (unsigned long long)observed->steps, trace, program_name, trace);
+        fprintf(stderr, "the first of %llu observed step%s is in %s; `%s trace check %s` tells the same of it\n",
+                (unsigned long long)observed->steps, qe_cli_s(observed->steps), trace, program_name, trace);
     else if (observed->untraced[0])
         fprintf(stderr, "no trace was written to %s: %s\n", trace, observed->untraced);
 }

@@ -72,11 +72,13 @@ static qe_status read_csv(qe_session *session, qe_error *error_out) {
     const qe_settings_pipeline *p = &session->settings.pipeline;
     if (session->schedule.ranks != p->ranks || session->schedule.microbatches != p->microbatches)
         qe_error_set(error_out, QE_ERROR_CONFIG, "set pipeline.ranks and pipeline.microbatches to what the file holds",
-                     "%u ranks and %u microbatches; the configuration says %u and %u", session->schedule.ranks,
-                     session->schedule.microbatches, p->ranks, p->microbatches);
+                     "%u rank%s and %u microbatch%s; the configuration says %u and %u", session->schedule.ranks,
+                     qe_cli_s(session->schedule.ranks), session->schedule.microbatches,
+                     qe_cli_es(session->schedule.microbatches), p->ranks, p->microbatches);
     else if (session->schedule.stages > session->settings.model.layers)
         qe_error_set(error_out, QE_ERROR_CONFIG, "a stage needs a layer: use a schedule with fewer stages",
-                     "%u stages for a model of %u layers", session->schedule.stages, session->settings.model.layers);
+                     "%u stages for a model of %u layer%s", session->schedule.stages, session->settings.model.layers,
+                     qe_cli_s(session->settings.model.layers));
     else
         return QE_OK;
     return qe_error_place(error_out, path, 0, 0);
@@ -262,8 +264,8 @@ static void tell_whole(const qe_session *session, qe_error *error) {
         if (bytes > most) most = bytes;
     }
     const size_t length = strlen(error->message);
-    snprintf(error->message + length, sizeof error->message - length, "; a rank takes up to %llu in all (%u %s)",
-             (unsigned long long)most, any->ranks, any->ranks == 1 ? "rank" : "ranks");
+    snprintf(error->message + length, sizeof error->message - length, "; a rank takes up to %llu in all (%u rank%s)",
+             (unsigned long long)most, any->ranks, qe_cli_s(any->ranks));
 }
 
 static qe_status make_team(qe_session *session, qe_error *error_out) {

@@ -26,6 +26,8 @@ int qe_times_positive(const qe_cli *cli, const char *name, double *value_out) {
     return -1;
 }
 
+#define EXPECTED "expected F,I,W or F,I,W,C, numbers of 0 or more; F, I and W not all 0"
+
 /* Numbers of 0 or more, parted by commas and nothing else. Returns how many, or 0 where it is anything else. */
 static int read_values(const char *text, double values[VALUES_MOST]) {
     int count = 0;
@@ -54,13 +56,16 @@ static qe_status take_costs(const qe_schedule *shape, qe_times *times_out, qe_er
     return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory for times");
 }
 
+/* A step that takes no time has no shares to tell, and no order is better than another. */
+static int is_nothing(const double *times) { return times[0] == 0.0 && times[1] == 0.0 && times[2] == 0.0; }
+
 qe_status qe_times_parse(const char *text, const qe_schedule *shape, double share, qe_times *times_out,
                          qe_error *error_out) {
     double values[VALUES_MOST];
     int count = read_values(text, values);
-    if (count < 3) {
+    if (count < 3 || is_nothing(values)) {
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, "write times of a whole rank, such as 1,1.2,0.7,0.1",
-                            "the times are '%.64s'; expected F,I,W or F,I,W,C, numbers of 0 or more", text);
+                            "the times are '%.64s'; " EXPECTED, text);
     }
     QE_TRY(take_costs(shape, times_out, error_out));
     times_out->hop = count == VALUES_MOST ? values[3] : 0.0;
@@ -138,8 +143,8 @@ static qe_status read_measured(const reader *on, const json_t *document) {
                       "write it with qeffect bench --json");
     }
     if (json_array_size(list) != on->shape->stages) {
-        (void)snprintf(message, sizeof message, "the document has times of %zu stages, the schedule has %u",
-                       json_array_size(list), on->shape->stages);
+        (void)snprintf(message, sizeof message, "the document has times of %zu stage%s, the schedule has %u",
+                       json_array_size(list), qe_cli_s(json_array_size(list)), on->shape->stages);
         return refuse(on, 0, QE_ERROR_FORMAT, message, "measure with the ranks and chunks of the schedule");
     }
     for (uint32_t stage = 0; stage < on->shape->stages; stage++) {
@@ -168,13 +173,17 @@ static qe_status read_json(const reader *on, FILE *file) {
 
 /* JSON begins with a brace, and times never do. */
 static qe_status read_file(const reader *on, FILE *file) {
+    uint32_t stage = 0;
     int first = fgetc(file);
     if (first == EOF) {
         return refuse(on, 1, ferror(file) ? QE_ERROR_IO : QE_ERROR_FORMAT, "the file is empty, or no file",
                       "write the times of a stage on each line");
     }
     (void)ungetc(first, file);
-    return first == '{' ? read_json(on, file) : read_lines(on, file);
+    QE_TRY(first == '{' ? read_json(on, file) : read_lines(on, file));
+    while (stage < on->shape->stages && is_nothing(on->times->costs[stage].time)) stage++;
+    if (stage < on->shape->stages) return QE_OK;
+    return refuse(on, 0, QE_ERROR_FORMAT, "all times of all stages are 0", "write the times of at least one stage");
 }
 
 qe_status qe_times_load(const char *path, const qe_schedule *shape, double share, qe_times *times_out,
@@ -205,7 +214,7 @@ int qe_times_read(const qe_cli *cli, const qe_schedule *schedule, qe_times *time
     qe_status status = path != NULL ? qe_times_load(path, schedule, share, &times, &error)
                                     : qe_times_parse(text == NULL ? "1,1,1" : text, schedule, share, &times, &error);
     if (status == QE_ERROR_ARGUMENT) {
-        return qe_cli_usage(cli, "--times is '%s'; expected F,I,W or F,I,W,C, numbers of 0 or more", text);
+        return qe_cli_usage(cli, "--times is '%s'; " EXPECTED, text);
     }
     if (status != QE_OK) return qe_cli_error(cli, &error);
     times.memory_limit = limit;

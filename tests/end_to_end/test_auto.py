@@ -102,7 +102,7 @@ class Auto(Case):
         self.refuse(USAGE, ["the times are '1,2'"], *auto, "pipeline.times=1,2")
         self.refuse(ERROR, ["absent.json", "No such file"], *auto, "pipeline.times=absent.json")
         self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}]}')
-        self.refuse(ERROR, ["wrong.json", "times of 1 stages, the schedule has 2"], *auto, "pipeline.times=wrong.json")
+        self.refuse(ERROR, ["wrong.json", "times of 1 stage, the schedule has 2"], *auto, "pipeline.times=wrong.json")
         self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}, {}]}')
         self.refuse(ERROR, ["wrong.json", "lacks forward_ms, input_ms or weight_ms"], *auto,
                     "pipeline.times=wrong.json")

@@ -32,6 +32,17 @@ class Simulate(Case):
             self.assertIn(part, text)
         self.assertTrue(all(len(line) <= 110 for line in text.splitlines()), text)
 
+    def test_one_of_a_kind_is_not_told_as_several(self):
+        one = ("1f1b", "--ranks", "1", "--microbatches", "1")
+        self.assertIn("1f1b: 1 rank, 1 stage, 1 microbatch, 2 actions\n", self.succeed("simulate", *one).stdout)
+        self.assertIn("\n1 rank, 1 stage, 1 microbatch, 2 actions", self.succeed("check", *one).stdout)
+        self.assertIn(">1 rank, 1 stage, 1 microbatch; ", self.succeed("schedule", *one, "--format", "svg").stdout)
+        self.write_tiny()
+        told = self.succeed("train", "tiny.yaml", "--set", "pipeline.ranks=1", "--set", "pipeline.microbatches=1",
+                            "--set", "train.steps=1", "--set", "checkpoint.path=", "--set", "model.layers=1").stdout
+        for part in (" 1 layer, ", "1f1b: 1 rank, 1 stage, 1 microbatch of 1 sequence\n", "done after 1 step: "):
+            self.assertIn(part, told)
+
     def test_rules_and_costs_change_the_figures_as_they_should(self):
         base = ("1f1b", "--ranks", "4", "--microbatches", "12")
         self.assertEqual(self.simulate(*base)["makespan_bubble"], 9)
@@ -60,6 +71,10 @@ class Simulate(Case):
                               ("1,1,1\n1,1,-1\n", ":2"), ("1,1,1\n1,1,1\n1,1,1\n", ":3"), ("," * 5000, ":1")):
             self.write("times.csv", content)
             self.refuse(ERROR, ["times.csv" + line], *base, "times.csv")
+        self.write("times.csv", "0,0,0\n" * 2)
+        self.refuse(ERROR, ["times.csv: all times of all stages are 0"], *base, "times.csv")
+        self.write("times.csv", "0,0,0\n1,0,0\n")
+        self.succeed(*base, "times.csv")
         self.refuse(ERROR, ["absent.csv"], *base, "absent.csv")
         self.refuse(USAGE, ["--times", "--stage-times"], *base, "times.csv", "--times", "1,1,1")
 
@@ -90,6 +105,7 @@ class Simulate(Case):
     def test_usage_errors_say_what_was_expected(self):
         for arguments, parts in ((("--times", "1,1"), ["1,1", "F,I,W"]), (("--times", "1,1,1,1,1"), ["F,I,W"]),
                                  (("--times", "1,-1,1"), ["0 or more"]), (("--sync", "some"), ["all or none"]),
+                                 (("--times", "0,0,0,1"), ["not all 0"]),
                                  (("--weight-share", "2"), ["more than 1"]), (("--bandwidth", "1"), ["--boundary"]),
                                  (("--measured",), ["10 ms", "stage 0"]), (("--steps", "2"), ["--measured"]),
                                  (("--measured", "--times", "10,10,10,1"), ["hops of this machine"]),

@@ -62,7 +62,7 @@ class Interrupted(Case):
                                           "--set", "data.validation=0.9", delay_s=0.3)  # it would take many seconds
         self.assertEqual(status, INTERRUPTED, err)
         self.assertNotIn("validation", err)
-        self.assertRegex(out, r"(?m)^interrupted after 1 steps: loss ")
+        self.assertRegex(out, r"(?m)^interrupted after 1 step: loss ")
         self.assertEqual(sorted(os.listdir(self.path("model"))), ["config.json", "model.safetensors"])
 
 

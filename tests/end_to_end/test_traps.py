@@ -156,7 +156,7 @@ class Traps(Case):
         self.assertEqual({(breach["rule"], breach["step"]) for breach in told}, {("graph.address", 2)})
         self.assertEqual([breach["count"] for breach in told], [2 * breach["count"] for breach in again["violations"]])
         done = self.succeed("train", "tiny.yaml", *SHORT, "--inject", "slot.owner@2", "--contracts", "observe")
-        self.assertRegex(done.stderr, r"(?m)^observed 1 times, first in training, step 2: rank \d+: slot\.owner: ")
+        self.assertRegex(done.stderr, r"(?m)^observed 1 time, first in training, step 2: rank \d+: slot\.owner: ")
         self.assertIn("qeffect trace check trap.qet", done.stderr)
 
     def test_a_right_run_says_the_same_bits_whatever_the_contracts(self):
