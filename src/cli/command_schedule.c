@@ -96,11 +96,10 @@ static int run_schedule(qe_cli *cli) {
     written what = {.times_text = qe_cli_value(cli, "times")};
     qe_cli_writer *writer = find_writer(cli);
     if (writer == NULL) return QE_EXIT_USAGE;
-    if (qe_cli_value(cli, "output") != NULL && qe_cli_value(cli, "output")[0] == '\0') {
-        return qe_cli_usage(cli, "--output needs the name of a file");
-    }
     if (what.times_text == NULL) what.times_text = qe_cli_value(cli, "stage-times");
-    int status = qe_search_argument_is(name) ? QE_EXIT_OK : qe_search_argument_alone(cli, searching);
+    int status = qe_cli_try_output(cli, "output");
+    if (status != QE_EXIT_OK) return status;
+    status = qe_search_argument_is(name) ? QE_EXIT_OK : qe_search_argument_alone(cli, searching);
     if (status == QE_EXIT_OK) status = qe_schedule_argument_load(cli, name, &what.schedule);
     if (status == QE_EXIT_OK) status = qe_schedule_argument_check(cli, name, &what.schedule);
     if (status == QE_EXIT_OK) status = qe_times_read(cli, &what.schedule, &what.times);

@@ -115,7 +115,9 @@ static uint32_t terminal_columns(void) {
 static int read_options(simulate *s) {
     uint32_t usual = terminal_columns();
     if (qe_cli_number(s->cli, "width", COLUMNS_LEAST, UINT16_MAX, usual, &s->columns) != 0) return QE_EXIT_USAGE;
-    int status = qe_times_read(s->cli, &s->schedule, &s->times);
+    int status = qe_cli_try_output(s->cli, "svg");
+    if (status == QE_EXIT_OK) status = qe_cli_try_output(s->cli, "timeline");
+    if (status == QE_EXIT_OK) status = qe_times_read(s->cli, &s->schedule, &s->times);
     if (status == QE_EXIT_OK) status = read_rules(s);
     if (status == QE_EXIT_OK) status = read_costs(s);
     if (status == QE_EXIT_OK) status = read_measured(s);
@@ -160,7 +162,6 @@ static int write_picture(const simulate *s, const char *option, qe_cli_writer *w
     picture made;
     const char *path = qe_cli_value(s->cli, option);
     if (path == NULL) return QE_EXIT_OK;
-    if (path[0] == '\0') return qe_cli_usage(s->cli, "--%s needs the name of a file", option);
     make_picture(s, &made);
     return qe_cli_write_file(s->cli, path, writer, &made.drawing);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "qeffect/safetensors.h"
 
 /* What is written, and how. */
 typedef struct content {
@@ -68,11 +69,25 @@ static int write_beside(const qe_cli *cli, const char *path, char *beside, const
     return status;
 }
 
+static int is_folder(const char *path) {
+    struct stat there;
+    return stat(path, &there) == 0 && S_ISDIR(there.st_mode);
+}
+
 /* Renaming over a pipe or a device would take it away, and /dev/stdout may stand for somebody's open file. */
 static int is_replaceable(const char *path) {
     struct stat there;
     if (strncmp(path, "/dev/", 5) == 0) return 0;
     return stat(path, &there) != 0 || S_ISREG(there.st_mode);
+}
+
+int qe_cli_try_output(const qe_cli *cli, const char *option) {
+    const char *path = qe_cli_value(cli, option);
+    qe_error error = {0};
+    if (path == NULL) return QE_EXIT_OK;
+    if (path[0] == '\0') return qe_cli_usage(cli, "--%s needs the name of a file", option);
+    if (!is_replaceable(path) && !is_folder(path)) return QE_EXIT_OK; /* opening a pipe would wait for its reader */
+    return qe_store_try_file(path, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
 int qe_cli_write_file(const qe_cli *cli, const char *path, qe_cli_writer *writer, const void *context) {

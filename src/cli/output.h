@@ -11,4 +11,8 @@ typedef qe_status qe_cli_writer(const void *context, FILE *file, qe_error *error
  * it has printed what is wrong. */
 int qe_cli_write_file(const qe_cli *cli, const char *path, qe_cli_writer *writer, const void *context);
 
+/* Could it be written there? Asked of an option's FILE (NULL: not given) before the work whose result it takes; leaves
+ * nothing. Returns an exit status; it has printed what is wrong. */
+int qe_cli_try_output(const qe_cli *cli, const char *option);
+
 #endif

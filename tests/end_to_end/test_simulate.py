@@ -187,6 +187,11 @@ class Simulate(Case):
 
     def test_a_refused_picture_leaves_nothing(self):
         self.refuse(ERROR, ["absent"], "simulate", "1f1b", "--svg", "absent/chart.svg")
+        for command in (("simulate", "auto", "--svg"), ("simulate", "auto", "--timeline"), ("schedule", "auto", "-o")):
+            for place in ("absent/chart", ".", "/proc/chart"):
+                done = self.refuse(ERROR, [place, "cannot write the file"], *command, place)
+                self.assertNotIn("auto:", done.stderr)  # which the search says at its end
+        self.succeed("simulate", "auto", "--svg", "/dev/null")
         self.refuse(ERROR, ["140800 actions", "131072"], "simulate", "1f1b", "--ranks", "64", "--microbatches", "1100",
                     "--svg", "chart.svg")
         self.assertEqual(os.listdir(self.folder), [])
