@@ -386,14 +386,23 @@ static qe_status name_place(qe_status status, const char *what, qe_error *error)
     return status;
 }
 
+/* Nobody asked for a trace in the folder of the run, which may be one that is only read: without it a trap still is. */
+static qe_status try_trace(const qe_settings *settings, qe_error *error) {
+    qe_status status = qe_store_try_file(settings->contracts.trace, error);
+    if (status == QE_OK || !qe_session_is_default(settings, "contracts.trace"))
+        return name_place(status, "contracts.trace, where empty leaves none", error);
+    fprintf(stderr, "a trap would leave no trace (contracts.trace): %s\n", error->message);
+    *error = (qe_error){0};
+    return QE_OK;
+}
+
 /* Before any work: not only when all is trained, or at the trap that is lost without its trace. */
 static qe_status try_places(const training *t, const qe_settings *settings, qe_error *error) {
     const char *kept = settings->checkpoint.path, *trace = settings->contracts.trace;
     static const char *const dumps[] = {"dump-initial", "dump-batches"};
     if (kept[0] != 0)
         QE_TRY(name_place(qe_store_try_model(kept, error), "checkpoint.path, where empty keeps nothing", error));
-    if (trace[0] != 0 && settings->contracts.mode != QE_CONTRACTS_SETTING_OFF)
-        QE_TRY(name_place(qe_store_try_file(trace, error), "contracts.trace, where empty leaves none", error));
+    if (trace[0] != 0 && settings->contracts.mode != QE_CONTRACTS_SETTING_OFF) QE_TRY(try_trace(settings, error));
     for (size_t i = 0; i < sizeof dumps / sizeof *dumps; i++) {
         const char *path = qe_cli_value(t->cli, dumps[i]);
         char what[64];

@@ -190,6 +190,16 @@ class FullDisk(Case):
                      "checkpoint.path=deep/model")
         self.assertEqual(sorted(os.listdir(self.folder)), sorted([*before, "deep"]))
 
+    def test_a_folder_that_is_only_read_stops_no_run_that_asked_for_no_trace(self):
+        self.write_tiny()
+        done = self.run_program("train", self.path("tiny.yaml"), "--set", "checkpoint.path=", "--set",
+                                f"data.path={self.path('text.txt')}", preexec_fn=lambda: os.chdir("/proc"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("a trap would leave no trace (contracts.trace)", done.stderr)
+        done = self.run_program("train", self.path("tiny.yaml"), "--set", "checkpoint.path=", "--set",
+                                f"data.path={self.path('text.txt')}")
+        self.assertNotIn("would leave no trace", done.stderr)
+
     def test_places_that_cannot_be_are_refused_in_their_own_words(self):
         self.write_tiny()
         done = self.run_program("train", "tiny.yaml", "--set", "checkpoint.path=text.txt/model")
