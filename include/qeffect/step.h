@@ -139,10 +139,12 @@ const qe_program *qe_team_program(const qe_team *team, uint32_t rank);
 qe_status qe_team_weight_move(qe_team *team, uint32_t parameter, qe_error *error_out);
 /* Records all graphs again. On failure: the team runs eagerly. */
 qe_status qe_team_recapture(qe_team *team, qe_error *error_out);
-/* Graphs of a rank: how many there are, how many segments of a step they serve, ops and bytes. */
+/* Graphs of a rank: how many there are, how many segments of a step they serve, ops and bytes; how many microbatches
+ * its stages hold at a time, since each of these has graphs of its own; how long recording them took. */
 typedef struct qe_capture_use {
-    uint32_t graphs, segments;
+    uint32_t graphs, segments, slots;
     uint64_t ops, bytes;
+    double seconds;
 } qe_capture_use;
 qe_capture_use qe_team_captured(const qe_team *team, uint32_t rank);
 

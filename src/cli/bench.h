@@ -100,7 +100,5 @@ qe_status qe_bench_actions_measure(const qe_settings *settings, uint32_t stages,
 
 /* Median of values; they are sorted. Requires: count > 0. */
 double qe_bench_median(double *values, size_t count);
-/* Seconds, monotonic, as fine as the clock gives them. */
-double qe_bench_now(void);
 
 #endif

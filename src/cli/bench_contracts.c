@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "cli/bench.h"
 
 enum {
@@ -25,8 +26,8 @@ typedef struct samples {
 static double clock_cost(void) {
     double values[CLOCK_READS];
     for (int i = 0; i < CLOCK_READS; i++) {
-        double begin = qe_bench_now();
-        values[i] = qe_bench_now() - begin;
+        double begin = qe_seconds_now();
+        values[i] = qe_seconds_now() - begin;
     }
     return qe_bench_median(values, CLOCK_READS);
 }
@@ -42,11 +43,11 @@ static qe_status issue_step(qe_ledger *ledger, uint32_t items, samples *s, qe_er
     qe_ledger_step_begin(ledger);
     for (uint32_t first = 0; first < items; first += ITEMS_PER_BLOCK) {
         uint32_t end = first + ITEMS_PER_BLOCK < items ? first + ITEMS_PER_BLOCK : items;
-        double begin = s != NULL ? qe_bench_now() : 0;
+        double begin = s != NULL ? qe_seconds_now() : 0;
         for (uint32_t i = first; i < end; i++)
             if (qe_ledger_issue(ledger, i, &violations) != QE_OK) return refused(&violations, error_out);
         if (s == NULL) continue;
-        double took = qe_bench_now() - begin - s->clock_s;
+        double took = qe_seconds_now() - begin - s->clock_s;
         s->blocks[s->block_count++] = (took > 0 ? took : 0) / (double)(end - first);
     }
     if (qe_ledger_step_check(ledger, &violations) != QE_OK || qe_ledger_step_end(ledger, &violations) != QE_OK)
@@ -75,14 +76,14 @@ static qe_status time_program(qe_ledger *ledger, const qe_program *program, samp
     for (int step = 0; step < WARM_STEPS; step++) QE_TRY(issue_step(ledger, program->item_count, s, error_out));
     for (int step = 0; step < COLD_STEPS; step++) {
         drive_out(s->flush);
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         QE_TRY(issue_step(ledger, program->item_count, NULL, error_out));
-        s->cold[step] = qe_bench_now() - begin - s->clock_s;
+        s->cold[step] = qe_seconds_now() - begin - s->clock_s;
     }
     for (int step = 0; step < JUDGED_STEPS; step++) {
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         QE_TRY(judge_step(ledger, program, error_out));
-        s->judged[step] = qe_bench_now() - begin - s->clock_s;
+        s->judged[step] = qe_seconds_now() - begin - s->clock_s;
     }
     return QE_OK;
 }

@@ -14,6 +14,7 @@
 #include "base/align.h"
 #include "base/assert.h"
 #include "base/prng.h"
+#include "base/seconds.h"
 #include "qeffect/fp8.h"
 
 enum {
@@ -204,14 +205,14 @@ static qe_status submit_copies(const deposits *d, uint32_t microbatch) {
 
 static qe_status sample(deposits *d, int way, int is_kept, qe_error *error_out) {
     if (d->run->rest_ms > 0) (void)usleep((useconds_t)d->run->rest_ms * 1000);
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     if (qe_device_is_gpu(d->session->device)) QE_TRY(qe_bench_run_step(d->run, error_out));
     for (uint32_t microbatch = 0; microbatch < d->plan->microbatches; microbatch++) {
         QE_TRY(submit_products(d, way == ADDS, microbatch == 0));
         if (way == COPIES) QE_TRY(submit_copies(d, microbatch));
     }
     QE_TRY(d->backend->stream->sync(d->stream, error_out));
-    if (is_kept) d->seconds[way][d->measured[way]++] = qe_bench_now() - begin;
+    if (is_kept) d->seconds[way][d->measured[way]++] = qe_seconds_now() - begin;
     return QE_OK;
 }
 

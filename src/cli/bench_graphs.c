@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "cli/bench.h"
 #include "qeffect/host.h"
 
@@ -56,38 +57,38 @@ static void close_bench(graph_bench *b) {
 
 /* Seconds of the submitter for one launch, and from the first launch to the end of the last, per launch. */
 static qe_status time_launches(graph_bench *b, double *submit_s, double *whole_s, qe_error *error_out) {
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (int i = 0; i < LAUNCHES; i++) {
         QE_TRY(b->backend->stream->submit(b->stream, &b->arm));
         QE_TRY(b->backend->graph->launch(b->graph, b->stream));
     }
-    *submit_s = (qe_bench_now() - begin) / LAUNCHES;
+    *submit_s = (qe_seconds_now() - begin) / LAUNCHES;
     QE_TRY(b->backend->stream->sync(b->stream, error_out));
-    *whole_s = (qe_bench_now() - begin) / LAUNCHES;
+    *whole_s = (qe_seconds_now() - begin) / LAUNCHES;
     return QE_OK;
 }
 
 static qe_status time_eager(graph_bench *b, double *submit_s, qe_error *error_out) {
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (int i = 0; i < LAUNCHES; i++)
         for (int op = 0; op < OPS; op++) QE_TRY(b->backend->stream->submit(b->stream, &b->ops[op]));
-    *submit_s = (qe_bench_now() - begin) / LAUNCHES;
+    *submit_s = (qe_seconds_now() - begin) / LAUNCHES;
     return b->backend->stream->sync(b->stream, error_out);
 }
 
 static qe_status time_host(graph_bench *b, double *seal_s, double *guard_s, qe_error *error_out) {
     int differs = 0;
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (int i = 0; i < LAUNCHES; i++)
         for (int op = 0; op < OPS; op++) {
             differs |= memcmp(&b->sealed[op], &b->ops[op], sizeof(qe_op)) != 0;
             __asm__ volatile("" : "+r"(differs) : : "memory"); /* compared every time */
         }
-    *seal_s = (qe_bench_now() - begin) / LAUNCHES;
+    *seal_s = (qe_seconds_now() - begin) / LAUNCHES;
     QE_ASSERT(!differs);
-    begin = qe_bench_now();
+    begin = qe_seconds_now();
     for (int i = 0; i < LAUNCHES; i++) QE_TRY(b->backend->run(b->device, &b->guard, error_out));
-    *guard_s = (qe_bench_now() - begin) / LAUNCHES;
+    *guard_s = (qe_seconds_now() - begin) / LAUNCHES;
     return QE_OK;
 }
 

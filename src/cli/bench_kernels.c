@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/prng.h"
+#include "base/seconds.h"
 #include "cli/bench.h"
 #include "qeffect/host.h"
 
@@ -33,9 +34,9 @@ static qe_status run_once(const kernel *timed, qe_error *error_out) {
 }
 
 static qe_status run_many(const kernel *timed, uint64_t turns, double *seconds_out, qe_error *error_out) {
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (uint64_t i = 0; i < turns; i++) QE_TRY(run_once(timed, error_out));
-    *seconds_out = (qe_bench_now() - begin) / (double)turns;
+    *seconds_out = (qe_seconds_now() - begin) / (double)turns;
     return QE_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "cli/bench.h"
 #include "cli/bench_layer.h"
 
@@ -15,10 +16,10 @@ typedef qe_status layer_submit(qe_layer *layer, uint32_t set);
 /* Seconds of one turn of `count`, sets in rotation. */
 static qe_status time_batch(qe_layer *layer, layer_submit *submit, uint64_t count, double *seconds_out,
                             qe_error *error_out) {
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (uint64_t i = 0; i < count; i++) QE_TRY(submit(layer, (uint32_t)(i % layer->options.sets)));
     QE_TRY(qe_layer_sync(layer, error_out));
-    *seconds_out = (qe_bench_now() - begin) / (double)count;
+    *seconds_out = (qe_seconds_now() - begin) / (double)count;
     return QE_OK;
 }
 
@@ -50,12 +51,12 @@ qe_status qe_bench_sustained(qe_layer *layer, layer_submit *submit, double secon
     size_t count = 0;
     for (int warm = 0; warm < 3; warm++) QE_TRY(time_batch(layer, submit, layer->options.sets, &once, error_out));
     uint64_t turns = (uint64_t)(batch_s / once) + 1;
-    begin = qe_bench_now();
-    while (count < SAMPLES_MAX && (count < 3 || qe_bench_now() - begin < seconds)) {
+    begin = qe_seconds_now();
+    while (count < SAMPLES_MAX && (count < 3 || qe_seconds_now() - begin < seconds)) {
         QE_TRY(time_batch(layer, submit, turns, &samples[count++], error_out));
         clock_note(layer, &log);
     }
-    *figure_out = figure_of(samples, count, qe_bench_now() - begin);
+    *figure_out = figure_of(samples, count, qe_seconds_now() - begin);
     if (log.count == 0) return QE_OK;
     figure_out->sm_mhz = qe_bench_median(log.sm_mhz, log.count);
     figure_out->power_w = qe_bench_median(log.power_w, log.count);
@@ -80,10 +81,10 @@ static qe_status time_graph(qe_layer *layer, qe_graph *graph, uint32_t turns, do
     double samples[SAMPLES];
     qe_status status = QE_OK;
     for (int i = -1; status == QE_OK && i < SAMPLES; i++) { /* the first is a warm-up */
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         status = layer->backend->graph->launch(graph, layer->stream);
         if (status == QE_OK) status = qe_layer_sync(layer, error_out);
-        if (i >= 0) samples[i] = (qe_bench_now() - begin) / turns;
+        if (i >= 0) samples[i] = (qe_seconds_now() - begin) / turns;
     }
     layer->backend->graph->destroy(graph);
     QE_TRY(status);
@@ -118,9 +119,9 @@ static qe_status time_host(qe_layer *layer, qe_bench_layer *out, qe_error *error
     double samples[QE_LAYER_SETS_MAX * ROUNDS];
     uint32_t sets = layer->options.sets, count = 0;
     for (uint32_t i = 0; i < sets * ROUNDS; i++) {
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         QE_TRY(qe_layer_launch(layer, i % sets));
-        if (i % sets != 0 || sets == 1) samples[count++] = qe_bench_now() - begin;
+        if (i % sets != 0 || sets == 1) samples[count++] = qe_seconds_now() - begin;
         if (i % sets == sets - 1) QE_TRY(qe_layer_sync(layer, error_out));
     }
     out->launch_us = 1e6 * qe_bench_median(samples, count); /* sorts */
@@ -153,10 +154,10 @@ static qe_status time_alone(qe_layer *layer, const qe_op *op, double *seconds_ou
     double samples[SAMPLES];
     QE_TRY(layer->backend->prepare(layer->device, op, error_out));
     for (int s = -1; s < SAMPLES; s++) {
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         for (int i = 0; i < TURNS; i++) QE_TRY(layer->backend->stream->submit(layer->stream, op));
         QE_TRY(qe_layer_sync(layer, error_out));
-        if (s >= 0) samples[s] = (qe_bench_now() - begin) / TURNS;
+        if (s >= 0) samples[s] = (qe_seconds_now() - begin) / TURNS;
     }
     *seconds_out = qe_bench_median(samples, SAMPLES);
     return QE_OK;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 
 enum { WARM_UP_STEPS = 2 };
 static const char CHOICES_FILE[] = "algorithms";
@@ -84,13 +85,13 @@ qe_status qe_bench_run_step(qe_bench_run *run, qe_error *error_out) {
 qe_status qe_bench_run_open(qe_bench_run *run, const qe_settings *settings, qe_device_kind device,
                             qe_error *error_out) {
     qe_session_options options = {.training = 1, .no_evaluation = 1, .device = device};
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     memset(run, 0, sizeof *run);
     qe_status status = qe_session_open(&run->session, settings, &options, error_out);
     if (status == QE_CONTRACT && error_out->message[0] == 0) /* the plan's; else a recording's, which is in words */
         return qe_error_set(error_out, status, "qeffect train names the rule", "the schedule cannot run");
     QE_TRY(status);
-    run->open_s = qe_bench_now() - begin;
+    run->open_s = qe_seconds_now() - begin;
     QE_TRY(fill_weights(&run->session, error_out));
     for (int i = 0; i < WARM_UP_STEPS; i++) QE_TRY(qe_bench_run_step(run, error_out));
     return QE_OK;
@@ -100,9 +101,9 @@ qe_status qe_bench_run_steps(qe_bench_run *run, uint64_t steps, qe_error *error_
     QE_ASSERT(run->measured + steps <= QE_BENCH_RUN_STEPS_MAX);
     for (uint64_t i = 0; i < steps; i++) {
         if (run->rest_ms > 0) (void)usleep((useconds_t)run->rest_ms * 1000);
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         QE_TRY(qe_bench_run_step(run, error_out));
-        run->step_s[run->measured] = qe_bench_now() - begin;
+        run->step_s[run->measured] = qe_seconds_now() - begin;
         run->actions_ns[run->measured] = run->last.actions_ns;
         run->commit_ns[run->measured++] = run->last.commit_ns;
     }
@@ -217,10 +218,10 @@ static qe_status ceiling_op(ceiling *c, const qe_op *op, double *seconds_out, qe
     double samples[SAMPLES];
     QE_TRY(c->backend->prepare(c->device, op, error_out));
     for (int s = -1; s < SAMPLES; s++) {
-        double begin = qe_bench_now();
+        double begin = qe_seconds_now();
         for (int i = 0; i < TURNS; i++) QE_TRY(c->backend->stream->submit(c->stream, op));
         QE_TRY(c->backend->stream->sync(c->stream, error_out));
-        if (s >= 0) samples[s] = qe_bench_now() - begin;
+        if (s >= 0) samples[s] = qe_seconds_now() - begin;
     }
     *seconds_out = qe_bench_median(samples, SAMPLES) / TURNS;
     return QE_OK;

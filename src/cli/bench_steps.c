@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "cli/bench.h"
 
 /* Fills caches, page tables and the queues of threads; two, because the first step quantizes with the first scales. */
@@ -12,12 +12,6 @@ enum { WARM_UP_STEPS = 2 };
 
 QE_STATIC_ASSERT((int)QE_BENCH_DELAYED == (int)QE_RECIPE_DELAYED && (int)QE_BENCH_FP32 == (int)QE_RECIPE_FP32,
                  "the first variants are the recipes");
-
-double qe_bench_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -74,7 +68,7 @@ static qe_status open_variant(qe_bench_steps *bench, qe_bench_variant variant, c
 static qe_status run_steps(qe_bench_steps *bench, qe_bench_variant variant, uint64_t steps, double *step_s_out,
                            qe_error *error_out) {
     qe_step_result result;
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (uint64_t i = 0; i < steps; i++) {
         uint64_t step = bench->next_step[variant]++;
         qe_status status = qe_session_step(&bench->session[variant], step, &result, error_out);
@@ -85,7 +79,7 @@ static qe_status run_steps(qe_bench_steps *bench, qe_bench_variant variant, uint
                                 result.vetoed ? "is not finite" : "breaks a rule");
         QE_TRY(status);
     }
-    *step_s_out = (qe_bench_now() - begin) / (double)steps;
+    *step_s_out = (qe_seconds_now() - begin) / (double)steps;
     return QE_OK;
 }
 

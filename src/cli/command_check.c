@@ -1,4 +1,5 @@
 /* command_check.c - `qeffect check`: the certificate of a schedule under stated rules, or the counterexample. */
+#include "base/seconds.h"
 #include "cli/schedule_argument.h"
 #include "cli/search_argument.h"
 #include "qeffect/certificate.h"
@@ -6,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <jansson.h>
 
 enum {
@@ -87,15 +87,13 @@ static int open_question(qe_cli *cli, question *asked) {
 
 static qe_status judge(question *asked, qe_certificate *certificate_out, qe_counterexample *counterexample_out,
                        qe_error *error_out) {
-    struct timespec begin, end;
-    (void)clock_gettime(CLOCK_MONOTONIC, &begin);
+    double begin = qe_seconds_now();
     qe_status status = asked->streamed
                            ? qe_schedule_certify_streamed(&asked->order, &asked->request, certificate_out,
                                                           counterexample_out, error_out)
                            : qe_schedule_certify(&asked->schedule, &asked->request, certificate_out,
                                                  counterexample_out, error_out);
-    (void)clock_gettime(CLOCK_MONOTONIC, &end);
-    asked->seconds = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
+    asked->seconds = qe_seconds_now() - begin;
     return status;
 }
 

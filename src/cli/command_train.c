@@ -5,6 +5,7 @@
 #include <string.h>
 #include <jansson.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "base/text.h"
 #include "cli/checkpoints.h"
 #include "cli/observed.h"
@@ -71,6 +72,33 @@ static int is_schedule_rule(qe_rule rule) {
     return rule >= QE_RULE_SCHEDULE_PLACE && rule <= QE_RULE_SCHEDULE_CYCLE;
 }
 
+/* Of all ranks. */
+static qe_capture_use captured(const training *t) {
+    qe_capture_use all = {0};
+    for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++) {
+        qe_capture_use use = qe_team_captured(t->session.team, rank);
+        all.graphs += use.graphs, all.segments += use.segments, all.slots += use.slots;
+        all.ops += use.ops, all.bytes += use.bytes, all.seconds += use.seconds;
+    }
+    return all;
+}
+
+/* What graphs replace, and what they cost: of layers and actions, no more comes with further microbatches. */
+static void describe_captured(const training *t) {
+    qe_capture_use all = captured(t);
+    if (all.graphs == 0) return;
+    printf("captured  %u graph%s of %llu ops for %u launches a step, in %.3f s; %.1f KiB, %.1f a slot\n", all.graphs,
+           qe_cli_s(all.graphs), (unsigned long long)all.ops, all.segments, all.seconds, (double)all.bytes / 1024,
+           (double)all.bytes / 1024 / (all.slots > 0 ? all.slots : 1));
+}
+
+static json_t *captured_json(const training *t) {
+    qe_capture_use all = captured(t);
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:f}", "graphs", (int)all.graphs, "launches", (int)all.segments,
+                     "slots", (int)all.slots, "ops", (json_int_t)all.ops, "bytes", (json_int_t)all.bytes, "seconds",
+                     all.seconds);
+}
+
 static void describe(training *t) {
     const qe_settings *s = &t->session.settings;
     qe_dataset_info data = qe_dataset_describe(t->session.dataset);
@@ -89,6 +117,7 @@ static void describe(training *t) {
            s->contracts.mode == QE_CONTRACTS_SETTING_TRAP  ? "trap"
            : s->contracts.mode == QE_CONTRACTS_SETTING_OFF ? "off"
                                                            : "observe");
+    describe_captured(t);
     if (t->resumes)
         printf("resumed   step %llu of %s\n", (unsigned long long)qe_resume_step(&t->resume),
                qe_resume_path(&t->resume));
@@ -139,9 +168,9 @@ static qe_status one_step(training *t, uint64_t step, qe_step_result *result, qe
 static qe_status loop(training *t, qe_step_result *result, qe_error *error) {
     const qe_settings_train *settings = &t->session.settings.train;
     for (uint64_t step = t->steps_done + 1; step <= settings->steps && !interrupted; step++) {
-        double begin = qe_progress_now();
+        double begin = qe_seconds_now();
         QE_TRY(one_step(t, step, result, error));
-        double took = qe_progress_now() - begin;
+        double took = qe_seconds_now() - begin;
         t->seconds += took;
         t->steps_done = step;
         t->tokens += (uint64_t)t->session.sequences_per_step * t->session.settings.model.sequence;
@@ -254,6 +283,7 @@ static int finish(training *t, const char *hash) {
     if (t->observed.traced)
         json_object_set_new(t->document, "trace", qe_cli_json_text(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
+    if (captured(t).graphs > 0) json_object_set_new(t->document, "captured", captured_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
     if (t->kept) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
     if (t->lost.status != QE_OK) json_object_set_new(t->document, "error", qe_cli_error_json(&t->lost));

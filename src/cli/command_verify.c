@@ -6,8 +6,8 @@
 #include <jansson.h>
 #include "base/assert.h"
 #include "base/lock.h"
+#include "base/seconds.h"
 #include "base/text.h"
-#include "cli/progress.h"
 #include "cli/verify.h"
 
 typedef struct verification {
@@ -338,10 +338,10 @@ static int run_all(verification *v, uint32_t jobs) {
         (void)qe_error_set(&error, QE_ERROR_MEMORY, NULL, "no memory for the rows");
         status = qe_cli_error(v->cli, &error);
     } else {
-        double begin = qe_progress_now();
+        double begin = qe_seconds_now();
         if (!v->cli->json) tell_head(1);
         run_rows(v, jobs);
-        status = finish(v, qe_progress_now() - begin);
+        status = finish(v, qe_seconds_now() - begin);
         qe_lock_deinit(&v->mutex, &v->changed);
     }
     for (uint32_t i = 0; v->outcomes != NULL && i < v->rows.count; i++) qe_verify_outcome_deinit(&v->outcomes[i]);

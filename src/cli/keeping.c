@@ -6,6 +6,7 @@
 #include <string.h>
 #include <jansson.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "cli/checkpoints.h"
 
 /* A processor that no rank computes on is the writer's alone; else it takes so little that a step is not longer for it.
@@ -141,7 +142,7 @@ static void note_time(qe_keeping *keeping, qe_keeping_time kind, double seconds)
 qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_error *error_out) {
     if (keeping->writer == NULL) return QE_OK;
     qe_keeping_time kind = keeping->was_busy ? QE_KEEPING_WRITING : QE_KEEPING_PLAIN;
-    double begin = qe_progress_now();
+    double begin = qe_seconds_now();
     int due = step % keeping->session->settings.checkpoint.every == 0;
     int idle = qe_checkpoint_writer_is_idle(keeping->writer);
     int rested = idle && !keeping->was_busy; /* one that is late waits for it: no step has both to bear */
@@ -155,7 +156,7 @@ qe_status qe_keeping_step(qe_keeping *keeping, uint64_t step, double step_s, qe_
         keeping->was_busy = 1;
         kind = QE_KEEPING_COPYING;
     }
-    note_time(keeping, kind, step_s + qe_progress_now() - begin);
+    note_time(keeping, kind, step_s + qe_seconds_now() - begin);
     return QE_OK;
 }
 

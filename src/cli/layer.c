@@ -6,7 +6,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/prng.h"
-#include "cli/bench.h"
+#include "base/seconds.h"
 #include "qeffect/fp8.h"
 
 enum { STAGE = 1, STAGES = 3, SEED = 7, WARM_STEPS = 6, VOCAB = 64 };
@@ -230,10 +230,10 @@ static qe_status record(const qe_layer *layer, const qe_layer_set *set, qe_graph
 }
 
 static qe_status record_all(qe_layer *layer, qe_error *error_out) {
-    double begin = qe_bench_now();
+    double begin = qe_seconds_now();
     for (uint32_t i = 0; i < layer->options.sets; i++)
         QE_TRY(record(layer, &layer->set[i], &layer->set[i].graph, error_out));
-    layer->capture_s = qe_bench_now() - begin;
+    layer->capture_s = qe_seconds_now() - begin;
     return QE_OK;
 }
 

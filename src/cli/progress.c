@@ -2,22 +2,16 @@
 #include "cli/progress.h"
 
 #include <stdio.h>
-#include <time.h>
+#include "base/seconds.h"
 
 static const double terminal_interval_s = 0.1, plain_interval_s = 5.0;
 
-double qe_progress_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 void qe_progress_begin(qe_progress *progress, int terminal, uint64_t first, uint64_t steps) {
-    *progress = (qe_progress){.terminal = terminal, .first = first, .steps = steps, .begin_s = qe_progress_now()};
+    *progress = (qe_progress){.terminal = terminal, .first = first, .steps = steps, .begin_s = qe_seconds_now()};
 }
 
 void qe_progress_step(qe_progress *progress, uint64_t step, double loss, double tokens_per_s) {
-    double now = qe_progress_now();
+    double now = qe_seconds_now();
     double interval = progress->terminal ? terminal_interval_s : plain_interval_s;
     if (step != progress->first && step != progress->steps && now - progress->printed_s < interval) return;
     progress->printed_s = now;

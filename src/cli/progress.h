@@ -11,7 +11,6 @@ typedef struct qe_progress {
     double validation; /* last validation loss, 0: none yet */
 } qe_progress;
 
-double qe_progress_now(void); /* seconds, monotonic */
 void qe_progress_begin(qe_progress *progress, int terminal, uint64_t first, uint64_t steps);
 void qe_progress_step(qe_progress *progress, uint64_t step, double loss, double tokens_per_s);
 void qe_progress_validation(qe_progress *progress, uint64_t step, double loss);

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <jansson.h>
-#include "cli/progress.h"
+#include "base/seconds.h"
 #include "cli/verify.h"
 
 extern char **environ;
@@ -182,10 +182,10 @@ void qe_verify_run_fresh(const qe_cli *cli, const qe_verify_row *row, qe_verify_
     char number[16];
     memset(outcome_out, 0, sizeof *outcome_out);
     snprintf(number, sizeof number, "%u", row->number);
-    double begin = qe_progress_now();
+    double begin = qe_seconds_now();
     char **words = words_of(cli, number);
     outcome_out->status = words == NULL ? qe_error_set(&outcome_out->error, QE_ERROR_MEMORY, NULL, "no memory")
                                         : run_child(words, outcome_out, &outcome_out->error);
     free_words(words);
-    outcome_out->seconds = qe_progress_now() - begin;
+    outcome_out->seconds = qe_seconds_now() - begin;
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/prng.h"
-#include "cli/progress.h"
+#include "base/seconds.h"
 #include "cli/verify.h"
 
 typedef struct run {
@@ -218,10 +218,10 @@ void qe_verify_run(const qe_verify_row *row, const qe_settings *configured, cons
     run r = {.row = row, .plant = plant, .outcome = outcome_out};
     memset(outcome_out, 0, sizeof *outcome_out);
     qe_verify_row_settings(row, configured, &settings);
-    double begin = qe_progress_now();
+    double begin = qe_seconds_now();
     outcome_out->status = all_steps(&r, &settings, &outcome_out->error);
     qe_session_close(&r.session);
-    outcome_out->seconds = qe_progress_now() - begin;
+    outcome_out->seconds = qe_seconds_now() - begin;
     if (outcome_out->status == QE_OK && is_baseline(row)) qe_verify_exercise_judge(outcome_out);
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/seconds.h"
 #include "step/guard.h"
 
 static const qe_op *op_of(const qe_binding *binding, uint32_t item) {
@@ -227,6 +228,7 @@ static qe_status allocate(qe_rank *rank, qe_binding *binding, qe_error *error_ou
 
 qe_status qe_binding_capture(qe_rank *rank, qe_binding *binding, qe_error *error_out) {
     if (binding->plan == NULL || rank->team->options.capture == QE_CAPTURE_NONE) return QE_OK;
+    double begin_s = qe_seconds_now();
     qe_status status = allocate(rank, binding, error_out);
     if (status == QE_OK && rank->team->options.capture == QE_CAPTURE_STEP)
         cut_step(binding);
@@ -235,6 +237,7 @@ qe_status qe_binding_capture(qe_rank *rank, qe_binding *binding, qe_error *error
     for (uint32_t i = 0; status == QE_OK && i < binding->segment_count; i++)
         status = capture_segment(rank, binding, &binding->segments[i], error_out);
     if (status != QE_OK) qe_binding_uncapture(rank, binding);
+    binding->capture_s = qe_seconds_now() - begin_s;
     return status;
 }
 

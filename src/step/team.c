@@ -319,7 +319,10 @@ qe_status qe_team_recapture(qe_team *team, qe_error *error_out) {
 
 qe_capture_use qe_team_captured(const qe_team *team, uint32_t rank) {
     const qe_binding *binding = team->ranks[rank].train.plan ? &team->ranks[rank].train : &team->ranks[rank].evaluate;
-    qe_capture_use use = {.graphs = binding->graph_count, .segments = binding->segment_count};
+    qe_capture_use use = {
+        .graphs = binding->graph_count, .segments = binding->segment_count, .seconds = binding->capture_s};
+    for (uint32_t p = 0; p < binding->rank_plan->pool_count; p++)
+        if (binding->rank_plan->pools[p].kind == QE_SLOT_I) use.slots += binding->rank_plan->pools[p].count;
     for (uint32_t g = 0; g < binding->graph_count; g++) {
         qe_graph_info info = team->options.backend->graph->info(binding->graphs[g].graph);
         use.ops += info.ops;

@@ -55,6 +55,7 @@ typedef struct qe_binding {
     uint32_t *item_segment; /* [item_count] segment that begins there, or QE_NONE */
     qe_sealed_graph *graphs;
     uint32_t graph_count;
+    double capture_s; /* that recording them took */
     /* Guards; NULL when eager or without contracts. */
     uint64_t **words; /* [object_count] witness of each object, or NULL */
     uint64_t *base; /* [object_count] counters at the beginning of the step; of gradients all

@@ -187,6 +187,22 @@ class SameBits(Case):
         self.refuse(ERROR, ["moves.csv:1:", "0SEND_F1;", "nothing after"], "train", "tiny.yaml", "--set",
                     "pipeline.schedule=moves.csv")
 
+    def test_what_graphs_replace_and_cost_is_told_and_grows_with_slots_alone(self):
+        self.write_tiny(FOUR)
+        line = (r"(?m)^captured  \d+ graphs of \d+ ops for \d+ launches a step, in \d+\.\d+ s; [\d.]+ KiB, "
+                r"[\d.]+ a slot$")
+        told = self.succeed("train", "tiny.yaml", "--mode", "captured").stdout
+        self.assertRegex(told, line)
+        self.assertNotRegex(self.succeed("train", "tiny.yaml").stdout, r"(?m)^captured")
+        one, two = (self.document("train", "tiny.yaml", "--mode", "captured", "--set",
+                                  f"pipeline.microbatches={count}")["captured"] for count in (8, 16))
+        self.assertNotIn("captured", self.document("train", "tiny.yaml"))
+        for key in ("graphs", "slots", "ops", "bytes"):
+            self.assertGreater(one[key], 0)
+            self.assertEqual(one[key], two[key], key)
+        self.assertGreater(two["launches"], one["launches"])
+        self.assertGreater(one["seconds"], 0)
+
     def test_a_schedule_that_holds_every_stage_twice_is_refused_with_one_that_does_not(self):
         self.write_tiny(FOUR)
         for mode in ("eager", "captured"):

@@ -74,6 +74,10 @@ static void graphs_follow_slots_and_not_microbatches(void **state) {
     assert_int_equal(use[0].graphs, use[1].graphs);
     assert_true(use[1].segments > use[0].segments);
     assert_true(use[0].graphs < use[0].segments);
+    assert_int_equal(use[0].slots, use[1].slots);
+    assert_int_equal(use[0].bytes, use[1].bytes);
+    assert_true(use[0].slots > 0 && use[0].slots < 8);
+    assert_true(use[0].seconds > 0.0 && use[0].seconds < 60.0);
     print_message("rank 1 of 1f1b: %u graphs serve %u segments at 8 microbatches, %u at 16\n", use[0].graphs,
                   use[0].segments, use[1].segments);
 }
