@@ -202,14 +202,18 @@ qe_status qe_store_try_directory(const char *path, qe_error *error_out) {
     struct stat kind;
     if (nearest == NULL) return qe_store_refuse_errno(error_out, path, "make", ENOMEM);
     snprintf(nearest, strlen(path) + 1, "%s", path);
-    while (stat(nearest, &kind) != 0 && errno == ENOENT && strcmp(nearest, ".") != 0 && strcmp(nearest, "/") != 0)
+    for (size_t end = strlen(nearest); end > 1 && nearest[end - 1] == '/'; end--) nearest[end - 1] = '\0';
+    /* a link to nothing is something: no directory can be made in its place */
+    while (lstat(nearest, &kind) != 0 && errno == ENOENT && strcmp(nearest, ".") != 0 && strcmp(nearest, "/") != 0)
         to_parent(nearest);
     qe_status status = QE_OK;
     int code = stat(nearest, &kind) != 0 ? errno : S_ISDIR(kind.st_mode) ? 0 : ENOTDIR;
     if (code != 0)
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name another directory, or move what is there.",
                                  "cannot make the directory: %s",
-                                 code == ENOTDIR ? "a file of that name is in the way" : strerror(code));
+                                 code == ENOTDIR  ? "a file of that name is in the way"
+                                 : code == ENOENT ? "a link to what is not there is in the way"
+                                                  : strerror(code));
     else if ((code = try_inside(nearest)) != 0)
         status = qe_store_refuse(error_out, QE_ERROR_IO, nearest, "Name a directory that you may write to.",
                                  "cannot write into the directory: %s", strerror(code));

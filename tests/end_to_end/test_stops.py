@@ -174,12 +174,14 @@ class FullDisk(Case):
     def test_places_that_cannot_be_written_to_are_refused_before_any_work_and_nothing_is_left(self):
         self.write_tiny()
         self.write("file", "")
+        os.symlink("/absent/scratch", self.path("link"))
         before = sorted(os.listdir(self.folder))
         for place in ("file/trap.qet", "absent/trap.qet", "/proc/trap.qet", "/dev/full", ".", "x" * 300):
             self.refuse(ERROR, [place, "contracts.trace, where empty leaves none"], "train", "tiny.yaml", "--set",
                         f"contracts.trace={place}")
-        for place in ("file", "file/model", "file/deep/model", "/proc/model", "/proc/deep/model", "x" * 300):
-            self.refuse(ERROR, [place[:5], "checkpoint.path, where empty keeps nothing"], "train", "tiny.yaml", "--set",
+        for place in ("file", "file/model", "file/deep/model", "link", "link/", "link/deep/model", "/proc/model",
+                      "/proc/deep/model", "x" * 300):
+            self.refuse(ERROR, [place[:4], "checkpoint.path, where empty keeps nothing"], "train", "tiny.yaml", "--set",
                         f"checkpoint.path={place}")
         for option in ("--dump-initial", "--dump-batches"):
             self.refuse(ERROR, ["absent/file", f"the place is {option}"], "train", "tiny.yaml", option, "absent/file")
