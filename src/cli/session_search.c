@@ -173,23 +173,24 @@ static qe_status search_within(seeker *on, qe_schedule *schedule_out, qe_error *
         limit *= STEP * (double)at.most_bytes / (double)at.slot_bytes;
     }
     if (best.slot_bytes == UINT64_MAX) return status; /* even the search has refused the limit, and says why */
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "raise the limit on memory, or use smaller microbatches",
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL,
                         "slots may take %llu bytes of a rank; the least that was found is %llu bytes",
                         (unsigned long long)best.most_bytes, (unsigned long long)best.slot_bytes);
 }
 
-/* Sizes are too large for a search or a plan; or no order obeys the limit; or times have no sum. */
-static qe_status blame_search(const seeker *on, qe_error *error_out) {
+/* No order obeys the limit: the other one, where there are two, may be any. */
+static qe_status blame_limit(const seeker *on, qe_error *error_out) {
+    int is_of_slots = on->most_bytes == on->settings->pipeline.memory_limit_bytes;
+    const char *limits[] = {is_of_slots ? "pipeline.memory_limit" : "train.memory_limit", NULL};
+    (void)snprintf(error_out->remedy, sizeof error_out->remedy, "Raise %s%s, or use smaller microbatches.", limits[0],
+                   is_of_slots ? "" : ", of which weights and the rest leave this to slots");
+    return qe_settings_blame(on->settings, limits, error_out);
+}
+
+/* Too large for a search or a plan. */
+static qe_status blame_sizes(const seeker *on, qe_error *error_out) {
     static const char *const sizes[] = {"pipeline.microbatches", "pipeline.ranks", "pipeline.chunks", NULL};
-    const char *costs[4] = {NULL};
-    size_t count = 0;
-    qe_status status = error_out->status;
-    if (status == QE_ERROR_LIMIT) return qe_settings_blame(on->settings, sizes, error_out);
-    if (status != QE_ERROR_ARGUMENT) return status;
-    if (on->settings->pipeline.memory_limit_bytes > 0) costs[count++] = "pipeline.memory_limit";
-    if (on->settings->train.memory_limit_bytes > 0) costs[count++] = "train.memory_limit";
-    costs[count] = "pipeline.times";
-    return qe_settings_blame(on->settings, costs, error_out);
+    return qe_settings_blame(on->settings, sizes, error_out);
 }
 
 qe_status qe_session_search(const qe_settings *settings, const qe_model *model, const qe_plan_options *plan,
@@ -199,8 +200,11 @@ qe_status qe_session_search(const qe_settings *settings, const qe_model *model, 
     if (status == QE_OK) status = read_times(&on, error_out);
     if (status == QE_OK) measure_slots(&on);
     if (status == QE_OK) status = limit_slots(&on, error_out);
-    if (status == QE_OK) status = search_within(&on, schedule_out, error_out);
-    if (status != QE_OK) status = blame_search(&on, error_out);
+    if (status == QE_OK) {
+        status = search_within(&on, schedule_out, error_out);
+        if (status == QE_ERROR_ARGUMENT && on.most_bytes > 0) status = blame_limit(&on, error_out);
+    }
+    if (status == QE_ERROR_LIMIT) status = blame_sizes(&on, error_out);
     qe_times_deinit(&on.times);
     qe_schedule_deinit(&on.shape);
     return status;

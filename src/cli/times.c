@@ -26,9 +26,12 @@ int qe_times_positive(const qe_cli *cli, const char *name, double *value_out) {
     return -1;
 }
 
-#define EXPECTED "expected F,I,W or F,I,W,C, numbers of 0 or more; F, I and W not all 0"
+#define EXPECTED "expected F,I,W or F,I,W,C, numbers from 0 to 1e30; F, I and W not all 0"
 
-/* Numbers of 0 or more, parted by commas and nothing else. Returns how many, or 0 where it is anything else. */
+/* What the library takes: a file or a setting that has more is told where it is. */
+static int is_time(double value) { return value >= 0.0 && value <= 1e30; }
+
+/* Times, parted by commas and nothing else. Returns how many, or 0 where it is anything else. */
 static int read_values(const char *text, double values[VALUES_MOST]) {
     int count = 0;
     for (;;) {
@@ -37,7 +40,7 @@ static int read_values(const char *text, double values[VALUES_MOST]) {
         if (count == VALUES_MOST || length >= sizeof value) return 0;
         memcpy(value, text, length);
         value[length] = '\0';
-        if (!qe_text_to_double(value, &values[count]) || values[count] < 0.0) return 0;
+        if (!qe_text_to_double(value, &values[count]) || !is_time(values[count])) return 0;
         count++;
         if (text[length] == '\0') return count;
         text += length + 1;
@@ -112,7 +115,7 @@ static qe_status read_lines(const reader *on, FILE *file) {
                           "leave one line for each stage");
         }
         if (read_values(line, values) != 3) {
-            return refuse(on, stage + 1, QE_ERROR_FORMAT, "expected F,I,W: three numbers of 0 or more",
+            return refuse(on, stage + 1, QE_ERROR_FORMAT, "expected F,I,W: three numbers from 0 to 1e30",
                           "write the times of a stage on each line");
         }
         set_stage(on, stage, values);
@@ -130,7 +133,7 @@ static int read_object(const json_t *object, double values[3]) {
         const json_t *value = json_object_get(object, names[kind]);
         if (!json_is_number(value)) return 0;
         values[kind] = json_number_value(value);
-        if (!(values[kind] >= 0.0)) return 0;
+        if (!is_time(values[kind])) return 0;
     }
     return 1;
 }
@@ -150,8 +153,8 @@ static qe_status read_measured(const reader *on, const json_t *document) {
     for (uint32_t stage = 0; stage < on->shape->stages; stage++) {
         double values[3];
         if (!read_object(json_array_get(list, stage), values)) {
-            (void)snprintf(message, sizeof message, "\"stage_times\"[%u] lacks forward_ms, input_ms or weight_ms",
-                           stage);
+            (void)snprintf(message, sizeof message,
+                           "\"stage_times\"[%u] lacks forward_ms, input_ms or weight_ms, of 0 to 1e30", stage);
             return refuse(on, 0, QE_ERROR_FORMAT, message, "write it with qeffect bench --json");
         }
         set_stage(on, stage, values);
@@ -189,8 +192,12 @@ static qe_status read_file(const reader *on, FILE *file) {
 qe_status qe_times_load(const char *path, const qe_schedule *shape, double share, qe_times *times_out,
                         qe_error *error_out) {
     reader on = {.path = path, .shape = shape, .share = share, .times = times_out, .error = error_out};
+    char message[128];
     FILE *file = fopen(path, "r");
-    if (file == NULL) return refuse(&on, 0, QE_ERROR_IO, strerror(errno), "name a file with a line per stage");
+    if (file == NULL) {
+        (void)snprintf(message, sizeof message, "cannot open the times: %s", strerror(errno));
+        return refuse(&on, 0, QE_ERROR_IO, message, "name a file with a line F,I,W per stage, or one of bench --json");
+    }
     qe_status status = take_costs(shape, times_out, error_out);
     if (status == QE_OK) status = read_file(&on, file);
     (void)fclose(file);

@@ -127,7 +127,7 @@ class HostileConfiguration(Case):
                 (TINY.replace("1f1b", "dualpipe"), "schedule: dualpipe", "use dualpipev"),
                 (TINY.replace("  warmup: 1", "  memory_limit: 10"), "memory_limit: 10", "the limit is 10"),
                 (auto.replace("1,1,1", "1,1"), "times: 1,1", "F,I,W"),
-                (auto.replace("1,1,1", "1e99,1,1"), "times: 1e99", "above 1e+30"),
+                (auto.replace("1,1,1", "1e99,1,1"), "times: 1e99", "0 to 1e30"),
                 (auto.replace("limit: 0", "limit: 5"), "memory_limit: 5", "the memory limit is 5"),
                 (auto.replace("  warmup: 1", "  memory_limit: 10"), "memory_limit: 10", "without any slot"),
                 (auto.replace("microbatches: 4", "microbatches: 65536").replace("ranks: 2", "ranks: 64")
@@ -137,6 +137,17 @@ class HostileConfiguration(Case):
             words = [f"tiny.yaml:{line_of(configuration, line)}:", word]
             self.refuse(ERROR, words, "train", "tiny.yaml")
             self.refuse(ERROR, words, "train", "tiny.yaml", "--set", "train.seed=3", "--contracts", "observe")
+        few = auto.replace("limit: 0", "limit: 5")
+        self.write_tiny(few)
+        for other in ("train.memory_limit=1000000000", "pipeline.times=2,1,1"):  # neither is what nothing obeys
+            self.refuse(ERROR, [f"tiny.yaml:{line_of(few, 'memory_limit: 5')}:", "raise pipeline.memory_limit,"],
+                        "train", "tiny.yaml", "--set", other)
+        self.write_tiny(auto.replace("limit: 0", "limit: 1000000000"))
+        limit, told = 300000, "without any slot"
+        while "without any slot" in told:
+            limit += 20000
+            told = self.run_program("train", "tiny.yaml", "--memory-limit", str(limit)).stderr
+        self.refuse(USAGE, ["least", "raise train.memory_limit,"], "train", "tiny.yaml", "--memory-limit", str(limit))
         self.write_tiny(TINY.replace("1f1b", "dualpipe"))
         self.refuse(ERROR, ["tiny.yaml:16:"], "train", "tiny.yaml", "--memory-limit", "1000000000")
         self.refuse(ERROR, ["tiny.yaml:16:"], "train", "tiny.yaml", "--set", "pipeline.microbatches=8")

@@ -90,8 +90,15 @@ class Simulate(Case):
             self.refuse(USAGE, [option, "above 0"], command, name, option, "0")
 
     def test_costs_whose_sums_are_no_numbers_are_refused(self):
-        for arguments in (("simulate", "1f1b", "--times", "1e307,1,1"), ("schedule", "auto", "--times", "1e307,1,1"),
-                          ("simulate", "1f1b", "--boundary", "1e300", "--bandwidth", "1e-300"),
+        for command in ("simulate", "1f1b"), ("schedule", "auto"):
+            self.refuse(USAGE, ["numbers from 0 to 1e30"], *command, "--times", "1e307,1,1")
+            self.write("lines", "1,1,1\n1,1e31,1\n1,1,1\n1,1,1\n")
+            self.refuse(ERROR, ["lines:2: ", "numbers from 0 to 1e30"], *command, "--stage-times", "lines")
+            stages = [{"forward_ms": 1e31, "input_ms": 1, "weight_ms": 1}] * 4
+            self.write("measured.json", json.dumps({"stage_times": stages}))
+            self.refuse(ERROR, ["measured.json: ", "of 0 to 1e30"], *command, "--stage-times", "measured.json")
+        self.refuse(ERROR, ["absent: cannot open the times: "], "simulate", "1f1b", "--stage-times", "absent")
+        for arguments in (("simulate", "1f1b", "--boundary", "1e300", "--bandwidth", "1e-300"),
                           ("simulate", "auto", "--boundary", "1e20", "--bandwidth", "1e-20"),
                           ("simulate", "1f1b", "--optimizer", "1e200"), ("simulate", "1f1b", "--meet", "1e200")):
             self.refuse(USAGE, ["above 1e+30"], *arguments)
@@ -104,7 +111,7 @@ class Simulate(Case):
 
     def test_usage_errors_say_what_was_expected(self):
         for arguments, parts in ((("--times", "1,1"), ["1,1", "F,I,W"]), (("--times", "1,1,1,1,1"), ["F,I,W"]),
-                                 (("--times", "1,-1,1"), ["0 or more"]), (("--sync", "some"), ["all or none"]),
+                                 (("--times", "1,-1,1"), ["from 0 to 1e30"]), (("--sync", "some"), ["all or none"]),
                                  (("--times", "0,0,0,1"), ["not all 0"]),
                                  (("--weight-share", "2"), ["more than 1"]), (("--bandwidth", "1"), ["--boundary"]),
                                  (("--measured",), ["10 ms", "stage 0"]), (("--steps", "2"), ["--measured"]),
