@@ -8,6 +8,9 @@
 #include <unistd.h>
 #include "qeffect/safetensors.h"
 
+/* A name of its own: behind the output's, which may be the longest there is, nothing fits. */
+#define PARTIAL ".qeffect-partial-XXXXXX"
+
 /* What is written, and how. */
 typedef struct content {
     qe_cli_writer *writer;
@@ -95,13 +98,15 @@ int qe_cli_write_file(const qe_cli *cli, const char *path, qe_cli_writer *writer
     if (!is_replaceable(path)) return write_in_place(cli, path, &what);
     char *target = realpath(path, NULL); /* a link keeps being one: what it points to is replaced */
     const char *place = target == NULL ? path : target;
-    size_t bytes = strlen(place) + sizeof ".XXXXXX";
+    const char *slash = strrchr(place, '/');
+    int folder = slash == NULL ? 0 : (int)(slash + 1 - place);
+    size_t bytes = (size_t)folder + sizeof PARTIAL;
     char *beside = malloc(bytes);
     int status;
     if (beside == NULL) {
         status = refuse_system(cli, path, "cannot create the output", ENOMEM);
     } else {
-        (void)snprintf(beside, bytes, "%s.XXXXXX", place);
+        (void)snprintf(beside, bytes, "%.*s" PARTIAL, folder, place);
         status = write_beside(cli, place, beside, &what);
     }
     free(beside);

@@ -199,6 +199,8 @@ class Simulate(Case):
                 done = self.refuse(ERROR, [place, "cannot write the file"], *command, place)
                 self.assertNotIn("auto:", done.stderr)  # which the search says at its end
         self.succeed("simulate", "auto", "--svg", "/dev/null")
+        self.succeed("schedule", "auto", "-o", "x" * 255)  # the longest name; what is written beside it has its own
+        os.remove(self.path("x" * 255))
         self.refuse(ERROR, ["140800 actions", "131072"], "simulate", "1f1b", "--ranks", "64", "--microbatches", "1100",
                     "--svg", "chart.svg")
         self.assertEqual(os.listdir(self.folder), [])
