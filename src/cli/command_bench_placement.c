@@ -225,7 +225,8 @@ static int name_shape(bench *b, const char *name) {
     qe_bench_shape shape;
     memset(&b->row, 0, sizeof b->row);
     if (strlen(name) >= SHAPE_NAME_BYTES || !shape_of(name, &shape))
-        return qe_cli_usage(b->cli, "there is no shape '%s'; see --help", name);
+        return qe_cli_usage(b->cli, "there is no shape '%s', but reference and hHIDDEN-tTOKENS, such as "
+                            "h2048-t1024, with or without -alone behind it", name);
     snprintf(b->row.name, sizeof b->row.name, "%s", name);
     return qe_bench_shape_settings(b->cli, &shape, &b->row.settings);
 }

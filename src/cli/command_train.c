@@ -59,7 +59,7 @@ static int parse_inject(qe_cli *cli, training *t) {
         const char *ids[QE_RULE_COUNT];
         char guess[QE_CLI_GUESS_BYTES];
         for (int rule = 1; rule < QE_RULE_COUNT; rule++) ids[rule - 1] = qe_rule_id((qe_rule)rule);
-        return qe_cli_usage(cli, "there is no rule '%s'%s; docs/rules.md lists them", id,
+        return qe_cli_usage(cli, "there is no rule '%s' in docs/rules.md%s", id,
                             qe_cli_guess(id, ids, QE_RULE_COUNT - 1, guess));
     }
     if (text[length] == '@' && (!qe_text_to_u64(text + length + 1, &t->inject_step) || t->inject_step == 0))

@@ -43,14 +43,19 @@ static int refuse_unbuilt(const qe_cli *cli, size_t kind, const char *known) {
 }
 
 static int refuse(const qe_cli *cli, int can, const char *device) {
-    char known[64] = "";
+    char known[64] = "", guess[QE_CLI_GUESS_BYTES];
+    const char *taken[sizeof names / sizeof *names];
+    size_t count = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (can & QE_DEVICES_BUILT & 1 << i)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] == 0 ? "" : ", ", names[i]);
     for (size_t i = QE_DEVICE_CUDA; i <= QE_DEVICE_TE; i++)
         if (strcmp(device, names[i]) == 0 && (can & 1 << i))
             return refuse_unbuilt(cli, i, known);
-    return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s", device, known);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (can & 1 << i) taken[count++] = names[i]; /* one that was not built says how it can be */
+    return qe_cli_usage(cli, "--device is '%s'; here it is one of: %s%s", device, known,
+                        qe_cli_guess(device, taken, count, guess));
 }
 
 int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out) {

@@ -45,11 +45,11 @@ static int find(int count, char **words, const qe_command **command_out) {
 }
 
 static int unknown_command(const char *program, int count, char **words) {
-    const char *names[COMMANDS];
+    const char *names[COMMANDS + 2] = {[COMMANDS] = "--help", "--version"};
     qe_cli cli = {.program = program};
     for (int i = 0; i < COMMANDS; i++) names[i] = commands[i]->name;
     for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
-    const char *nearest = qe_text_nearest(words[0], names, COMMANDS);
+    const char *nearest = qe_text_nearest(words[0], names, COMMANDS + 2);
     size_t first = strlen(words[0]);
     for (int i = 0; i < COMMANDS; i++) { /* "trace" lacks its second word and is no slip for "train" */
         if (strncmp(names[i], words[0], first) == 0 && names[i][first] == ' ') nearest = names[i];
@@ -58,7 +58,8 @@ static int unknown_command(const char *program, int count, char **words) {
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
 }
 
-/* "bench layr": the second word of a command that has several, and no file that the first could take alone. */
+/* "bench layr", "bench --json layr": a second word of a command that has several, and no file that the first could take
+ * alone. */
 static int is_second_word(const qe_command *command, const char *word) {
     size_t length = strlen(command->name);
     for (int i = 0; i < COMMANDS; i++)
@@ -67,20 +68,42 @@ static int is_second_word(const qe_command *command, const char *word) {
     return 0;
 }
 
-static int unknown_second(const char *program, const char *first, int count, char **words) {
+static int unknown_second(const qe_cli *cli, const char *first, const char *word) {
     const char *names[COMMANDS];
     char guess[QE_CLI_GUESS_BYTES], all[256] = "";
     size_t known = 0, length = strlen(first);
-    qe_cli cli = {.program = program};
     for (int i = 0; i < COMMANDS; i++) {
         if (strncmp(commands[i]->name, first, length) != 0 || commands[i]->name[length] != ' ') continue;
         names[known++] = commands[i]->name + length + 1;
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", known > 1 ? ", " : "", commands[i]->name);
     }
-    for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
-    (void)qe_cli_guess(words[0], names, known, guess);
-    return qe_cli_usage(&cli, "there is no command '%s %s', and no file '%s'%s There are %s, and %s alone", first,
-                        words[0], words[0], guess[0] != 0 ? guess : ".", all, first);
+    for (size_t i = 0; i < known; i++)
+        if (strcmp(word, names[i]) == 0) /* what stands right behind the first word has been found */
+            return qe_cli_usage(cli, "'%s' is of the command's name and stands before its options: %s %s", word,
+                                first, word);
+    (void)qe_cli_guess(word, names, known, guess);
+    return qe_cli_usage(cli, "there is no command '%s %s', and no file '%s'%s There are %s, and %s alone", first,
+                        word, word, guess[0] != 0 ? guess : ".", all, first);
+}
+
+static int run(const qe_command *command, qe_cli *cli, int count, char **words, int is_whole) {
+    int status = qe_cli_parse(cli, command, count, words);
+    if (status != QE_EXIT_OK) return status;
+    if (qe_cli_has(cli, "help")) {
+        qe_cli_help(command);
+        return QE_EXIT_OK;
+    }
+    if (!is_whole && cli->argument_count > 0 && is_second_word(command, cli->arguments[0]))
+        return unknown_second(cli, command->name, cli->arguments[0]);
+    return command->run(cli);
+}
+
+static int help_of(const char *program, int count, char **words) {
+    const qe_command *command = NULL;
+    if (count == 0) help(stdout);
+    else if (find(count, words, &command) == 0) return unknown_command(program, count, words);
+    else qe_cli_help(command);
+    return QE_EXIT_OK;
 }
 
 int main(int argc, char **argv) {
@@ -90,10 +113,8 @@ int main(int argc, char **argv) {
         help(stderr);
         return QE_EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
-        help(stdout);
-        return qe_cli_finish(QE_EXIT_OK);
-    }
+    if (strcmp(argv[1], "help") == 0) return qe_cli_finish(help_of(argv[0], argc - 2, argv + 2));
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return qe_cli_finish(help_of(argv[0], 0, NULL));
     if (strcmp(argv[1], "--version") == 0) {
         puts("qeffect " QE_VERSION);
         return qe_cli_finish(QE_EXIT_OK);
@@ -101,14 +122,11 @@ int main(int argc, char **argv) {
     const qe_command *command = NULL;
     int words = find(argc - 1, argv + 1, &command);
     if (words == 0) return unknown_command(argv[0], argc - 1, argv + 1);
-    if (words == 1 && argc > 2 && is_second_word(command, argv[2]))
-        return qe_cli_finish(unknown_second(argv[0], command->name, argc - 2, argv + 2));
     qe_cli cli = {.program = argv[0]};
-    int status = qe_cli_parse(&cli, command, argc - 1 - words, argv + 1 + words);
-    if (status == QE_EXIT_OK && qe_cli_has(&cli, "help"))
-        qe_cli_help(command);
-    else if (status == QE_EXIT_OK)
-        status = command->run(&cli);
+    for (int i = 1; i < argc; i++) cli.json |= strcmp(argv[i], "--json") == 0;
+    if (words == 1 && argc > 2 && is_second_word(command, argv[2])) /* before options, which may be of what was meant */
+        return qe_cli_finish(unknown_second(&cli, command->name, argv[2]));
+    int status = run(command, &cli, argc - 1 - words, argv + 1 + words, words > 1);
     free(cli.arguments);
     return qe_cli_finish(status);
 }

@@ -33,6 +33,14 @@ class Help(Case):
     def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(self):
         self.refuse(USAGE, ["trian", "train"], "trian")
         self.refuse(USAGE, ["'trace check'"], "trace", "x.qet")
+        self.refuse(USAGE, ["'trian'", "did you mean 'train'?"], "help", "trian")
+        for slip in ("version", "--versoin", "--versions"):
+            self.refuse(USAGE, ["did you mean '--version'?"], slip)
+
+    def test_help_of_a_command_is_what_its_option_says(self):
+        for command in COMMANDS + (("bench", "layer"),):
+            self.assertEqual(self.succeed("help", *command).stdout, self.succeed(*command, "--help").stdout)
+        self.assertEqual(self.succeed("help").stdout, self.succeed("--help").stdout)
 
     def test_an_unknown_second_word_is_a_usage_error_unless_it_is_a_file(self):
         there = ["bench layer, bench placement, bench step, and bench alone"]
@@ -40,6 +48,9 @@ class Help(Case):
         self.refuse(USAGE, ["did you mean 'step'?", *there], "bench", "setp", "tiny", "--way", "step")
         self.assertNotIn("did you mean", self.refuse(USAGE, there, "bench", "pizza").stderr)
         self.assertEqual(self.document("bench", "layr", status=USAGE)["error"]["status"], "argument")
+        self.refuse(USAGE, ["'bench layr'", "did you mean 'layer'?", *there], "bench", "--pairs", "1", "layr")
+        self.refuse(USAGE, ["before its options: bench layer"], "bench", "--pairs", "1", "layer")
+        self.assertIn("qeffect bench [", self.succeed("bench", "--help", "layr").stdout)
         self.refuse(ERROR, ["layr.yaml", "no such file"], "bench", "layr.yaml")
         self.write("layr", "")
         self.refuse(ERROR, ["layr", "configuration is empty"], "bench", "layr")
