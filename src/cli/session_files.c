@@ -143,19 +143,22 @@ int qe_session_is_default(const qe_settings *settings, const char *key) {
 
 void qe_session_unused_print(const qe_settings *settings) {
     int is_delayed = settings->recipe.kind == QE_RECIPE_DELAYED, validates = settings->data.validation > 0;
+    int is_baseline = settings->train.mode == QE_TRAIN_BASELINE;
     const struct {
         const char *key, *whom;
         int is_used;
     } keys[] = {
         {"train.capture", "train.mode captured", settings->train.mode == QE_TRAIN_CAPTURED},
-        {"train.evaluate_every", "data.validation above 0", validates},
+        {"train.evaluate_every", "data.validation above 0", validates || settings->train.evaluate_every == 0},
         {"train.evaluate_sequences", "data.validation and train.evaluate_every above 0",
          validates && settings->train.evaluate_every > 0},
         {"recipe.history", "recipe.name delayed", is_delayed},
         {"recipe.margin", "recipe.name delayed", is_delayed},
         {"recipe.amax", "recipe.name delayed", is_delayed},
+        {"pipeline.cache_weights", "train.mode eager and captured", !is_baseline},
+        {"pipeline.placement", "train.mode eager and captured", !is_baseline},
         {"contracts.trace", "contracts.mode trap and observe",
-         settings->contracts.mode != QE_CONTRACTS_SETTING_OFF},
+         settings->contracts.mode != QE_CONTRACTS_SETTING_OFF || settings->contracts.trace[0] == 0},
         {"checkpoint.keep", "checkpoint.every above 0", settings->checkpoint.every > 0},
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)

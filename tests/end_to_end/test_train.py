@@ -89,11 +89,18 @@ class Output(Case):
         self.assertIn(["recipe.history", "recipe.name delayed; in this run it does nothing"], lines)
         self.assertEqual([key for key, _ in told("train.mode=captured", *idle)], ["checkpoint.keep"])
         self.assertEqual(told("recipe.name=bf16", "train.capture=action", "recipe.history=4"), [])  # the defaults
+        other = ("pipeline.cache_weights=false", "pipeline.placement=copy")
+        self.assertEqual(told(*other), [])
+        self.assertEqual([key for key, _ in told("train.mode=baseline", *other)], [s.split("=")[0] for s in other])
+        self.assertEqual(told("data.validation=0", "train.evaluate_every=0", "contracts.mode=off", "contracts.trace="),
+                         [])  # off twice
 
     def test_a_device_that_the_program_was_built_without_says_what_it_needs(self):
         self.write_tiny()
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
             self.assertIn("\n## On a GPU\n", file.read())
+        for device, meant in ("CUDA", "cuda"), ("hots", "host"), ("checks", "check"):
+            self.refuse(USAGE, [f"did you mean '{meant}'?"], "train", "tiny.yaml", "--device", device)
         for device, option in ("cuda", "-DQE_CUDA=ON"), ("te", "-DQE_TE=FOLDER"):
             with self.subTest(device=device):
                 run = self.run_program("train", "tiny.yaml", "--device", device, "--set", "checkpoint.path=",
