@@ -50,24 +50,29 @@ static void refuse(const char *path) {
 
 static void mark_and_read(void) {
     enum { MARKS = 8192 + 100, LINE_BYTES = 256 };
-    char path[] = "/tmp/qeffect-timeline-XXXXXX", line[LINE_BYTES], named[sizeof path];
+    char path[] = "/tmp/qeffect-timeline-XXXXXX", line[LINE_BYTES], named[sizeof path], stream[] = "compute";
     cuda_timeline *timeline = NULL;
     qe_error error = {0};
-    int lines = 0, fd = mkstemp(path);
+    int lines = 0, streams = 0, fd = mkstemp(path);
     QE_ASSERT(fd >= 0 && close(fd) == 0);
     memcpy(named, path, sizeof path);
     QE_ASSERT(qe_cuda_timeline_create(named, &timeline, &error) == QE_OK);
     memset(named, 'x', sizeof named - 1); /* the path is the caller's */
     for (int i = 0; i < MARKS; i++) {
-        qe_cuda_timeline_begin(timeline, i < 100 ? "early" : "late", "compute", NULL);
+        qe_cuda_timeline_begin(timeline, i < 100 ? "early" : "late", stream, NULL);
         qe_cuda_timeline_end(timeline, NULL);
     }
+    memset(stream, 'x', sizeof stream - 1); /* a device closes its streams first */
     qe_cuda_timeline_destroy(timeline);
     FILE *file = fopen(path, "r");
     QE_ASSERT(file != NULL);
-    for (; fgets(line, sizeof line, file) != NULL; lines++) check(strstr(line, "early") == NULL, "the last are kept");
+    for (; fgets(line, sizeof line, file) != NULL; lines++) {
+        check(strstr(line, "early") == NULL, "the last are kept");
+        streams += strstr(line, "\"tid\":\"compute\"") != NULL;
+    }
     (void)fclose(file);
     (void)unlink(path);
+    check(streams == 8192, "names of streams that are gone");
     check(lines == 8192 + 2, "as many as the ring holds, and the document around them");
     check(events == 0, "no event is left");
 }

@@ -9,7 +9,8 @@
 enum { TIMELINE_MARKS = 8192 }; /* some steps of a small model, one of a large one */
 
 typedef struct timeline_mark {
-    const char *name, *stream_name;
+    const char *name; /* of an op's kind: always there */
+    char stream_name[QE_NAME_BYTES]; /* the file is written when streams are gone */
     cudaEvent_t begin, end;
 } timeline_mark;
 
@@ -56,7 +57,7 @@ void qe_cuda_timeline_begin(cuda_timeline *timeline, const char *name, const cha
     if (!timeline->started) (void)cudaEventRecord(timeline->origin, stream);
     timeline->started = 1;
     mark->name = name;
-    mark->stream_name = stream_name;
+    (void)snprintf(mark->stream_name, sizeof mark->stream_name, "%s", stream_name);
     (void)cudaEventRecord(mark->begin, stream);
 }
 
