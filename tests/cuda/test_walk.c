@@ -84,14 +84,18 @@ static void recording_begin(void) {
 }
 
 /* The next op leaves so many nodes, one behind the other; edges to it are the caller's. Returns the first. */
-static size_t op_give(uint32_t number, size_t nodes, int type) {
+static size_t op_give_again(uint32_t number, size_t nodes, int type) {
     const size_t first = node_count;
-    ops[number] = (qe_op){.kind = QE_OP_ACCUMULATE};
     (void)qe_cuda_claim_begin(&graph);
     node_count += nodes;
     for (size_t i = first + 1; i < node_count; i++) edge_add(i - 1, i, type);
     (void)qe_cuda_claim_end(&graph, &ops[number]);
     return first;
+}
+
+static size_t op_give(uint32_t number, size_t nodes, int type) {
+    ops[number] = (qe_op){.kind = QE_OP_ACCUMULATE};
+    return op_give_again(number, nodes, type);
 }
 
 static void touch(uint32_t number, size_t at, size_t bytes, int write) {
@@ -142,6 +146,27 @@ static void expect_pairs(void) {
     expect("bytes apart", 0, "");
 }
 
+/* The same op twice in a row: it is in order with itself only by an edge. */
+static void expect_an_op_twice(void) {
+    for (int type = NONE; type <= EARLY; type++) {
+        recording_begin();
+        (void)op_give(0, 1, FULL);
+        touch(0, 0, 8, 1);
+        (void)op_give_again(0, 1, FULL);
+        if (type != NONE) edge_add(0, 1, type);
+        expect("an op that is given twice", type != FULL, "without an order between them");
+    }
+}
+
+static void expect_no_bytes(void) {
+    two_writers(NONE);
+    ranges[1][0].bytes = 0;
+    expect("no bytes within those of another", 0, "");
+    two_writers(NONE);
+    ranges[0][0] = (qe_range){.at = memory + 4, .bytes = 0, .write = 1};
+    expect("no bytes where another begins", 0, "");
+}
+
 /* A library's two kernels of one op, and what follows them. */
 static void expect_early_within_an_op(void) {
     for (int type = FULL; type <= EARLY; type++) {
@@ -175,6 +200,16 @@ static void expect_claims(void) {
     recording_begin();
     (void)op_give(0, 0, FULL);
     expect("an op without a node", 1, "left no node");
+}
+
+/* As many nodes as were claimed, and an edge to or from another. */
+static void expect_foreign_edges(void) {
+    for (int type = FULL; type <= EARLY; type++)
+        for (int to = 0; to < 2; to++) {
+            two_writers(FULL);
+            edges[0] = to ? (edge){0, NODES_MAX, type} : (edge){NODES_MAX, 1, type};
+            expect("an edge of a node that nobody claimed", 1, "a node that no op made");
+        }
 }
 
 /* --- random graphs, judged twice ---------------------------------------------------------------------------------- */
@@ -254,8 +289,11 @@ static void expect_random(void) {
 
 int main(void) {
     expect_pairs();
+    expect_an_op_twice();
+    expect_no_bytes();
     expect_early_within_an_op();
     expect_claims();
+    expect_foreign_edges();
     expect_random();
     free(graph.claims);
     printf("%d checks, %d failed\n", checked, failed);

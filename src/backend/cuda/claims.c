@@ -16,7 +16,7 @@ static qe_status claim_add(qe_graph *graph, cudaGraphNode_t node, const qe_op *o
         graph->claims = grown;
         graph->claim_capacity = wanted;
     }
-    graph->claims[graph->claim_count++] = (cuda_claim){.node = node, .op = op};
+    graph->claims[graph->claim_count++] = (cuda_claim){.node = node, .op = op, .given = graph->ops};
     return QE_OK;
 }
 
@@ -59,9 +59,11 @@ static qe_status refuse(qe_graph *graph, qe_status status, const char *remedy, c
     return status;
 }
 
+static const char NOBODYS[] = "the captured graph holds a node that no op made: something else was captured with them";
+static const char NOBODYS_REMEDY[] = "submit everything through the stream's table";
+
 static qe_status unclaimed(qe_graph *graph) {
-    return refuse(graph, QE_CONTRACT, "submit everything through the stream's table",
-                  "the captured graph holds a node that no op made: something else was captured with them", "");
+    return refuse(graph, QE_CONTRACT, NOBODYS_REMEDY, NOBODYS, "");
 }
 
 qe_status qe_cuda_claim_begin(qe_graph *graph) {
@@ -90,9 +92,10 @@ qe_status qe_cuda_claim_end(qe_graph *graph, const qe_op *op) {
     return refuse(graph, status, NULL, " could not be claimed: no memory", qe_op_name(op->kind));
 }
 
-/* An op in the graph: its nodes are claims [first, last]. */
+/* An op as it was given once: its nodes are claims [first, last]. */
 typedef struct graph_op {
     const qe_op *op;
+    uint32_t given;
     uint64_t first, last;
 } graph_op;
 
@@ -114,6 +117,7 @@ typedef struct walk {
     const qe_op *early, *late; /* the first two ops with no more than a programmatic edge between them; NULL: none */
 } walk;
 
+/* UINT64_MAX: nobody's. */
 static uint64_t claim_of(const qe_graph *graph, cudaGraphNode_t node) {
     for (uint64_t i = 0; i < graph->claim_count; i++)
         if (graph->claims[i].node == node) return i;
@@ -149,9 +153,9 @@ static qe_status reach_fill(walk *w, uint64_t (*pairs)[2], size_t count, qe_erro
  * waits for it by itself. */
 static int is_edge(walk *w, const cudaGraphEdgeData *data, const uint64_t pair[2]) {
     if (data->type != cudaGraphDependencyTypeProgrammatic) return 1;
-    const qe_op *from = w->graph->claims[pair[0]].op, *to = w->graph->claims[pair[1]].op;
-    if (from == to) return 1;
-    if (w->early == NULL) w->early = from, w->late = to;
+    const cuda_claim *from = &w->graph->claims[pair[0]], *to = &w->graph->claims[pair[1]];
+    if (from->given == to->given) return 1;
+    if (w->early == NULL) w->early = from->op, w->late = to->op;
     return 0;
 }
 
@@ -168,7 +172,10 @@ static qe_status edges_read(walk *w, uint64_t (*pairs)[2], size_t *count, qe_err
     for (size_t i = 0; status == QE_OK && i < *count; i++) {
         pairs[kept][0] = claim_of(graph, from[i]);
         pairs[kept][1] = claim_of(graph, to[i]);
-        kept += (size_t)is_edge(w, &data[i], pairs[kept]);
+        if (pairs[kept][0] == UINT64_MAX || pairs[kept][1] == UINT64_MAX)
+            status = qe_error_set(error_out, QE_CONTRACT, NOBODYS_REMEDY, "%s", NOBODYS);
+        else
+            kept += (size_t)is_edge(w, &data[i], pairs[kept]);
     }
     *count = kept;
     free(from);
@@ -191,7 +198,7 @@ static qe_status reach_make(walk *w, qe_error *error_out) {
     return status;
 }
 
-/* Ops and all that they say they touch. Claims of one op lie side by side. */
+/* Ops and all that they say they touch. Claims of one submission lie side by side. */
 static qe_status walk_list(walk *w, qe_error *error_out) {
     const qe_graph *graph = w->graph;
     uint64_t touches = 0;
@@ -199,21 +206,22 @@ static qe_status walk_list(walk *w, qe_error *error_out) {
     if (w->ops == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to walk a graph");
     for (uint64_t i = 0; i < graph->claim_count; i++) {
         size_t count;
-        int same = w->op_count > 0 && w->ops[w->op_count - 1].op == graph->claims[i].op;
-        if (!same) w->ops[w->op_count++] = (graph_op){.op = graph->claims[i].op, .first = i};
+        const cuda_claim *claim = &graph->claims[i];
+        int same = w->op_count > 0 && w->ops[w->op_count - 1].given == claim->given;
+        if (!same) w->ops[w->op_count++] = (graph_op){.op = claim->op, .given = claim->given, .first = i};
         w->ops[w->op_count - 1].last = i;
-        if (!same && qe_cuda_declared(graph->device, graph->claims[i].op, &count) != NULL) touches += count;
+        if (!same && qe_cuda_declared(graph->device, claim->op, &count) != NULL) touches += count;
     }
     w->touches = calloc(touches + 1, sizeof *w->touches);
     if (w->touches == NULL) return qe_error_set(error_out, QE_ERROR_MEMORY, NULL, "no memory to walk a graph");
     for (uint32_t i = 0; i < w->op_count; i++) {
         size_t count;
         const qe_range *ranges = qe_cuda_declared(graph->device, w->ops[i].op, &count);
-        for (size_t r = 0; r < count; r++)
-            w->touches[w->touch_count++] = (touched){.begin = (uintptr_t)ranges[r].at,
-                                                     .end = (uintptr_t)ranges[r].at + ranges[r].bytes,
-                                                     .op = i,
-                                                     .range = &ranges[r]};
+        for (size_t r = 0; r < count; r++) {
+            const uintptr_t begin = (uintptr_t)ranges[r].at, end = begin + ranges[r].bytes;
+            if (end == begin) continue;
+            w->touches[w->touch_count++] = (touched){.begin = begin, .end = end, .op = i, .range = &ranges[r]};
+        }
     }
     return QE_OK;
 }

@@ -90,6 +90,7 @@ struct qe_event {
 typedef struct cuda_claim {
     cudaGraphNode_t node;
     const qe_op *op;
+    uint32_t given; /* by which submission of the recording: an op may be given twice */
 } cuda_claim;
 
 struct qe_graph {

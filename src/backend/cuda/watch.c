@@ -72,7 +72,7 @@ static size_t gather(const qe_graph *graph, qe_range *ranges_out) {
     for (uint64_t i = 0; i < graph->claim_count; i++) {
         size_t count;
         const qe_op *op = graph->claims[i].op;
-        if (i > 0 && graph->claims[i - 1].op == op) continue; /* a further node of the same op */
+        if (i > 0 && graph->claims[i - 1].op == op) continue; /* a further node of it, or the same bytes again */
         const qe_range *ranges = qe_cuda_declared(graph->device, op, &count);
         if (ranges_out != NULL && count > 0) memcpy(ranges_out + total, ranges, count * sizeof *ranges);
         total += count;
