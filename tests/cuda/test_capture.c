@@ -18,6 +18,8 @@ static struct {
     const char *failed; /* the call that did */
     cudaError_t last; /* as the runtime remembers it */
     int graphs, executables; /* that live */
+    int launches; /* of graphs */
+    int is_late; /* the other end of a transfer is not there yet */
     int captures, is_valid;
     size_t nodes, edges, from[NODES_MAX], to[NODES_MAX];
 } now;
@@ -131,7 +133,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    return (void)executable, (void)stream, cudaSuccess;
+    return (void)executable, (void)stream, now.launches++, cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
     return free(executable), now.executables--, cudaSuccess;
@@ -183,14 +185,16 @@ qe_status qe_cuda_memsets_replace(cudaGraph_t graph) {
     return called("a call of the memsets") == cudaSuccess ? QE_OK : QE_ERROR_DEVICE;
 }
 
-/* Not called. */
+/* Outside a recording. */
 qe_status qe_cuda_channel_try(qe_device *device, const qe_op *op, cudaStream_t stream, int *is_queued_out,
                               const int **aborted_out) {
-    return (void)device, (void)op, (void)stream, (void)is_queued_out, (void)aborted_out, QE_ERROR_ARGUMENT;
+    return (void)device, (void)op, (void)stream, *aborted_out = NULL, *is_queued_out = !now.is_late, QE_OK;
 }
 qe_world *qe_cuda_channel_world(const qe_channel *channel) { return (void)channel, NULL; }
 uint64_t qe_cuda_world_moves(qe_world *world) { return (void)world, 0; }
-void qe_cuda_world_await(qe_world *world, uint64_t seen) { (void)world, (void)seen; }
+void qe_cuda_world_await(qe_world *world, uint64_t seen) { (void)world, (void)seen, now.is_late = 0; }
+
+/* Not called. */
 void qe_cuda_timeline_begin(cuda_timeline *timeline, const char *name, const char *stream_name, cudaStream_t stream) {
     (void)timeline, (void)name, (void)stream_name, (void)stream;
 }
@@ -306,6 +310,33 @@ static void expect_refused(int fails_at, int abandons, const char *before) {
           "what failed before", &later);
 }
 
+/* Who destroys a graph whose launch waits for a message has it launched first. */
+static void expect_parked_launch(void) {
+    qe_graph *graph = NULL;
+    qe_error error = {0};
+    check(record(0, &graph, &error) == QE_OK, "a recording", &error);
+    now.is_late = 1, now.launches = 0;
+    check(qe_cuda_streams.submit(rank.compute, &rank.send) == QE_OK, "a transfer that waits", &error);
+    check(qe_cuda_graphs.launch(graph, rank.compute) == QE_OK && now.launches == 0, "a launch behind it", &error);
+    qe_cuda_graphs.destroy(graph);
+    check(now.launches == 1 && rank.device.parked == 0, "it was launched while it lived", &error);
+    check_left(0, &error);
+    check(qe_cuda_streams.sync(rank.compute, &error) == QE_OK, "a sync", &error);
+}
+
+/* The status that a call returns and that of its error are one. */
+static void expect_one_status(void) {
+    static const qe_status queued[] = {QE_ERROR_MEMORY, QE_ERROR_ARGUMENT, QE_ERROR_UNSUPPORTED, QE_ERROR_DEVICE};
+    for (size_t i = 0; i < sizeof queued / sizeof *queued; i++) {
+        qe_error error = {0};
+        (void)qe_error_set(&rank.device.failure, queued[i], "a way out", "an op of before");
+        const qe_status told = qe_cuda_streams.sync(rank.compute, &error);
+        check(told == QE_ERROR_DEVICE && error.status == told, "the status of a sync", &error);
+        check(strcmp(error.message, "an op of before") == 0 && strcmp(error.remedy, "a way out") == 0, "its words",
+              &error);
+    }
+}
+
 /* Returns how many calls a recording makes. failed_out: the name of the one that fails. */
 static int calls_of_recording(int fails_at, const char **failed_out) {
     qe_graph *graph = NULL;
@@ -331,6 +362,8 @@ int main(void) {
     const char *name;
     rank_make();
     expect_whole(0);
+    expect_parked_launch();
+    expect_one_status();
     const int calls = calls_of_recording(0, &name);
     for (int call = 1; call <= calls; call++) {
         (void)calls_of_recording(call, &name);

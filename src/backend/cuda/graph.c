@@ -85,7 +85,8 @@ static qe_status graph_end(qe_stream *stream, qe_graph **graph_out, qe_error *er
     if (graph == NULL || graph->origin != stream)
         return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "stream '%s' began no recording", stream->name);
     qe_status status = qe_cuda_check(capture_stop(graph), "the end of a capture", error_out);
-    if (status == QE_ERROR_DEVICE && error_out != NULL) status = error_out->status = QE_ERROR_ARGUMENT;
+    if (status == QE_ERROR_DEVICE) status = QE_ERROR_ARGUMENT;
+    if (status == QE_ERROR_ARGUMENT && error_out != NULL) error_out->status = status;
     if (graph->refusal.status != QE_OK) { /* it came first, and may be why the capture is not whole */
         status = graph->refusal.status;
         if (error_out != NULL) *error_out = graph->refusal;
@@ -119,6 +120,7 @@ static qe_status graph_launch(qe_graph *graph, qe_stream *stream) {
 }
 
 static void graph_destroy(qe_graph *graph) {
+    if (graph != NULL && graph->device->parked > 0) qe_cuda_parked_settle_all(graph->device); /* its launch, maybe */
     graph_free(graph);
 }
 

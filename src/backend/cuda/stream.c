@@ -164,6 +164,7 @@ static qe_status stream_sync(qe_stream *stream, qe_error *error_out) {
     if (watched(device)) QE_TRY(qe_order_sync(device->order, stream->place));
     if (device->failure.status != QE_OK) {
         if (error_out != NULL) *error_out = device->failure;
+        if (error_out != NULL) error_out->status = QE_ERROR_DEVICE; /* whatever it was for the call that queued it */
         device->failure.status = QE_OK;
         return QE_ERROR_DEVICE;
     }
