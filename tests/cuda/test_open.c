@@ -14,7 +14,8 @@ typedef struct machine {
     cudaError_t counting;
     int major, minor;
     int lacks_cublaslt, lacks_cudnn;
-    size_t free_bytes;
+    size_t free_bytes, host_bytes;
+    int refuses_ops, says_nothing; /* an op is not queued; of memory it only says no */
 } machine;
 
 static machine now;
@@ -43,10 +44,12 @@ cudaError_t cudaMalloc(void **address_out, size_t bytes) {
 }
 cudaError_t cudaFree(void *address) { return free(address), cudaSuccess; }
 cudaError_t cudaHostAlloc(void **address_out, size_t bytes, unsigned flags) {
-    return (void)flags, *address_out = malloc(bytes), cudaSuccess;
+    (void)flags, *address_out = bytes <= now.host_bytes ? malloc(bytes) : NULL;
+    return *address_out != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFreeHost(void *address) { return free(address), cudaSuccess; }
 cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
+    if (now.says_nothing) return cudaErrorUnknown;
     return *free_out = now.free_bytes, *total_out = 1000000, cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
@@ -100,7 +103,10 @@ qe_status qe_cuda_op_prepare(qe_device *device, const qe_op *op, qe_error *error
     return (void)device, (void)op, (void)error_out, QE_OK;
 }
 qe_status qe_cuda_op_queue(qe_device *device, const qe_op *op, cudaStream_t stream) {
-    return (void)device, (void)op, (void)stream, QE_OK;
+    (void)op, (void)stream;
+    if (!now.refuses_ops) return QE_OK;
+    if (device->failure.status != QE_OK) return QE_ERROR_DEVICE; /* the first is kept */
+    return qe_error_set(&device->failure, QE_ERROR_DEVICE, NULL, "this op");
 }
 qe_status qe_cuda_timeline_create(const char *path, cuda_timeline **timeline_out, qe_error *error_out) {
     return (void)path, (void)timeline_out, (void)error_out, QE_OK;
@@ -111,7 +117,7 @@ qe_status qe_cuda_watch_host(qe_device *device, void *at, size_t bytes, int writ
 
 /* --- what is told ---------------------------------------------------------------------------------------------- */
 
-static const machine good = {.driver = 13010, .gpus = 1, .major = 9, .free_bytes = 1 << 20};
+static const machine good = {.driver = 13010, .gpus = 1, .major = 9, .free_bytes = 1 << 20, .host_bytes = 1 << 20};
 static int failed, checked;
 
 static void check(int holds, const char *what, const qe_error *error) {
@@ -167,15 +173,43 @@ static void expect_little_memory(void) {
               strstr(error.message, "1001 bytes more are needed, 1000 of 1000000 are free") != NULL &&
               strstr(error.remedy, "train.sequences") != NULL,
           "too little memory", &error);
+    now.says_nothing = 1;
+    check(backend->memory->alloc(device, 1001, &second, &error) == QE_ERROR_MEMORY &&
+              strcmp(error.message, "1001 bytes more are needed") == 0 && error.remedy[0] != '\0',
+          "too little memory, and nobody says how much there is", &error);
+    now.says_nothing = 0, now.host_bytes = 10;
+    check(backend->memory->host_alloc(device, 11, &second, &error) == QE_ERROR_MEMORY && second == NULL &&
+              strstr(error.message, "11 bytes of the host's memory, page-locked,") != NULL &&
+              strstr(error.message, "device") == NULL && strstr(error.remedy, "ulimit -l") != NULL,
+          "too little memory of the host", &error);
     check(qe_cuda_memory_of(device).taken_bytes == 1000, "what was taken", &error);
     backend->memory->release(device, first);
     backend->close(device);
     check(streams == 0 && opened == 0, "nothing is left", &error);
 }
 
+/* What failed on a stream is told at its sync, and is not why an op that is run at once fails. */
+static void expect_own_failure(void) {
+    const qe_backend *backend = qe_cuda_backend();
+    const qe_op op = {.kind = QE_OP_ACCUMULATE};
+    qe_device *device = NULL;
+    qe_error error = {0};
+    now = good, now.refuses_ops = 1;
+    check(backend->open(&device, &error) == QE_OK, "a good machine", &error);
+    (void)qe_error_set(&device->failure, QE_ERROR_DEVICE, NULL, "an op of a stream");
+    check(backend->run(device, &op, &error) == QE_ERROR_DEVICE && strcmp(error.message, "this op") == 0,
+          "an op that fails", &error);
+    check(strcmp(device->failure.message, "an op of a stream") == 0, "what is still to be told", &device->failure);
+    check(device->failure.status == QE_ERROR_DEVICE, "its status", &device->failure);
+    device->failure.status = QE_OK;
+    check(backend->run(device, &op, &error) == QE_ERROR_DEVICE && device->failure.status == QE_OK, "told once", &error);
+    backend->close(device);
+}
+
 int main(void) {
     expect_what_is_lacking();
     expect_little_memory();
+    expect_own_failure();
     printf("%d checks, %d failed\n", checked, failed);
     return failed > 0;
 }

@@ -249,8 +249,8 @@ qe_status workspace_grow(qe_cuda_attention &attention, int64_t bytes, qe_error *
     if (status == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return qe_error_set(error_out, QE_ERROR_MEMORY,
-                            "take fewer sequences into a microbatch, shorter ones, or attention that is not "
-                            "deterministic, which needs less",
+                            "lower train.sequences or model.sequence, or have attention that is not deterministic, "
+                            "which needs less: train.deterministic=false",
                             "attention needs %lld MiB of workspace, which are not free",
                             static_cast<long long>((bytes >> 20) + 1));
     }
@@ -434,7 +434,7 @@ qe_status track_lay(track &t, const shape &of, cudaStream_t stream, qe_error *er
     const uint64_t row = static_cast<uint64_t>(of.row()), out_row = heads * static_cast<uint64_t>(of.head_dim);
     const uint64_t bytes = tokens * (4 * row + 4 * out_row + sizeof(float) * heads) + 4 * 256;
     const cudaError_t device = cudaMalloc(&t.arena, bytes);
-    if (device != cudaSuccess) return qe_cuda_failure(device, "tuning attention", error_out);
+    if (device != cudaSuccess) return qe_cuda_taken(device, bytes, "tuning attention", error_out);
     char *at = static_cast<char *>(t.arena);
     const auto take = [&at](uint64_t wanted) {
         char *const here = at;

@@ -18,10 +18,31 @@ qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out)
     if (code == cudaSuccess) return QE_OK;
     (void)cudaGetLastError(); /* the sticky copy has been told */
     if (code == cudaErrorMemoryAllocation)
-        return qe_error_set(error_out, QE_ERROR_MEMORY,
-                            "use fewer live microbatches, a shorter sequence, fewer layers or another GPU",
-                            "%s: the device has no memory for it", what);
+        return qe_error_set(error_out, QE_ERROR_MEMORY, QE_CUDA_LESS_MEMORY, "%s: the device has no memory for it",
+                            what);
     return qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s: %s", what, cudaGetErrorString(code));
+}
+
+/* The sum of what fits is for the plan to know. */
+qe_status qe_cuda_taken(cudaError_t code, uint64_t bytes, const char *what, qe_error *error_out) {
+    size_t free_bytes = 0, total_bytes = 0;
+    char free_words[64] = "";
+    if (code != cudaErrorMemoryAllocation) return qe_cuda_check(code, what != NULL ? what : "an allocation", error_out);
+    (void)cudaGetLastError();
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+        (void)snprintf(free_words, sizeof free_words, ", %zu of %zu are free", free_bytes, total_bytes);
+    (void)cudaGetLastError();
+    return qe_error_set(error_out, QE_ERROR_MEMORY, QE_CUDA_LESS_MEMORY, "%s%s%llu bytes more are needed%s",
+                        what != NULL ? what : "", what != NULL ? ": " : "", (unsigned long long)bytes, free_words);
+}
+
+qe_status qe_cuda_host_taken(cudaError_t code, uint64_t bytes, qe_error *error_out) {
+    if (code != cudaErrorMemoryAllocation) return qe_cuda_check(code, "page-locked memory", error_out);
+    (void)cudaGetLastError();
+    return qe_error_set(error_out, QE_ERROR_MEMORY,
+                        "free memory of the host, or raise what a process may take and lock of it (ulimit -l and -v, a "
+                        "container's limit)",
+                        "%llu bytes of the host's memory, page-locked, cannot be had", (unsigned long long)bytes);
 }
 
 qe_status qe_cuda_start(qe_error *error_out) {
@@ -99,22 +120,15 @@ static const char *cuda_identity(const qe_device *device) {
     return device->identity;
 }
 
-/* Says how much was wanted: the sum of what fits is for the plan to know. */
 static qe_status cuda_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
     void *address = NULL;
-    size_t free_bytes = 0, total_bytes = 0, wanted = bytes > 0 ? bytes : QE_ALIGN_BYTES;
+    const size_t wanted = bytes > 0 ? bytes : QE_ALIGN_BYTES;
     cudaError_t code = cudaMalloc(&address, wanted);
     /* Not the default stream: what follows on others would not wait for it. */
     if (code == cudaSuccess) code = cudaMemsetAsync(address, 0, wanted, device->aside);
     if (code == cudaSuccess) code = cudaStreamSynchronize(device->aside);
     if (code != cudaSuccess) (void)cudaFree(address); /* it was there, and could not be cleared */
-    if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
-        (void)cudaGetLastError();
-        return qe_error_set(error_out, QE_ERROR_MEMORY,
-                            "lower train.sequences, model.sequence or model.layers, or keep fewer slots live",
-                            "%zu bytes more are needed, %zu of %zu are free", bytes, free_bytes, total_bytes);
-    }
-    QE_TRY(qe_cuda_check(code, "an allocation", error_out));
+    QE_TRY(qe_cuda_taken(code, bytes, NULL, error_out));
     device->taken_bytes += bytes;
     device->allocations++;
     *address_out = address;
@@ -129,8 +143,8 @@ static void cuda_release(qe_device *device, void *address) {
 static qe_status cuda_host_alloc(qe_device *device, size_t bytes, void **address_out, qe_error *error_out) {
     void *address = NULL;
     (void)device;
-    QE_TRY(qe_cuda_check(cudaHostAlloc(&address, bytes > 0 ? bytes : QE_ALIGN_BYTES, cudaHostAllocPortable),
-                         "page-locked memory", error_out));
+    QE_TRY(qe_cuda_host_taken(cudaHostAlloc(&address, bytes > 0 ? bytes : QE_ALIGN_BYTES, cudaHostAllocPortable), bytes,
+                              error_out));
     memset(address, 0, bytes);
     *address_out = address;
     return QE_OK;
@@ -161,12 +175,12 @@ static qe_status cuda_read(qe_device *device, void *to_host, const void *from, s
 
 static qe_status cuda_run(qe_device *device, const qe_op *op, qe_error *error_out) {
     QE_TRY(qe_cuda_op_prepare(device, op, error_out));
+    const qe_error before = device->failure; /* a stream's op failed: told at its sync, and not as this one */
+    device->failure.status = QE_OK;
     qe_status status = qe_cuda_op_queue(device, op, device->aside);
-    if (status != QE_OK) {
-        if (error_out != NULL) *error_out = device->failure;
-        device->failure.status = QE_OK;
-        return status;
-    }
+    if (status != QE_OK && error_out != NULL) *error_out = device->failure;
+    device->failure = before;
+    if (status != QE_OK) return status;
     return qe_cuda_check(cudaStreamSynchronize(device->aside), qe_op_name(op->kind), error_out);
 }
 

@@ -204,7 +204,7 @@ static qe_status wide_grow(qe_cuda_gemm *gemm, const qe_product *product, qe_err
     const cudaError_t device = cudaMalloc(&block->at, bytes);
     if (device != cudaSuccess) {
         free(block);
-        return qe_cuda_failure(device, "an fp32 product before it is rounded", error_out);
+        return qe_cuda_taken(device, bytes, "an fp32 product before it is rounded", error_out);
     }
     block->bytes = bytes;
     block->next = gemm->wide;
@@ -225,7 +225,7 @@ static qe_status workspace_take(qe_cuda_gemm *gemm, const qe_op *op, qe_error *e
     void *given = workspace_of(op);
     if (!given && !gemm->own) {
         const cudaError_t device = cudaMalloc(&gemm->own, QE_LT_WORKSPACE_BYTES);
-        if (device != cudaSuccess) return qe_cuda_failure(device, "workspace of matrix products", error_out);
+        QE_TRY(qe_cuda_taken(device, QE_LT_WORKSPACE_BYTES, "workspace of matrix products", error_out));
     }
     gemm->solver.workspace = given ? given : gemm->own;
     return QE_OK;

@@ -16,8 +16,8 @@ static qe_status keeping_open(qe_device *device, qe_error *error_out) {
         QE_TRY(qe_cuda_check(cudaStreamCreateWithFlags(&device->fetching, cudaStreamNonBlocking), "a stream",
                              error_out));
     if (device->staging != NULL) return QE_OK;
-    return qe_cuda_check(cudaHostAlloc(&device->staging, STAGING_BYTES, cudaHostAllocPortable), "page-locked memory",
-                         error_out);
+    return qe_cuda_host_taken(cudaHostAlloc(&device->staging, STAGING_BYTES, cudaHostAllocPortable), STAGING_BYTES,
+                              error_out);
 }
 
 static qe_status keeping_grow(qe_device *device, size_t count, qe_error *error_out) {
@@ -27,7 +27,8 @@ static qe_status keeping_grow(qe_device *device, size_t count, qe_error *error_o
     device->keeping = NULL;
     device->keeping_capacity = 0;
     void *grown = NULL;
-    QE_TRY(qe_cuda_check(cudaMalloc(&grown, count * sizeof *device->keeping), "a copy of the state", error_out));
+    const size_t bytes = count * sizeof *device->keeping;
+    QE_TRY(qe_cuda_taken(cudaMalloc(&grown, bytes), bytes, "a copy of the state", error_out));
     device->keeping = grown;
     device->keeping_capacity = count;
     return QE_OK;
@@ -51,8 +52,10 @@ qe_status qe_cuda_memory_keep(qe_device *device, const qe_keep_range *ranges, si
     const uint64_t all = pieces_fill(pieces, ranges, count);
     cudaError_t code = cudaMemcpyAsync(device->keeping, pieces, count * sizeof *pieces, cudaMemcpyHostToDevice,
                                        device->aside);
-    if (code == cudaSuccess && qe_cuda_keep(device->keeping, (uint32_t)count, all, device->aside) != QE_OK)
+    if (code == cudaSuccess && qe_cuda_keep(device->keeping, (uint32_t)count, all, device->aside) != QE_OK) {
         code = cudaGetLastError();
+        if (code == cudaSuccess) code = cudaErrorLaunchFailure; /* refused, and the runtime was not asked */
+    }
     free(pieces); /* the driver has read it */
     if (code == cudaSuccess) code = cudaEventRecord(device->kept, device->aside);
     return qe_cuda_check(code, "a copy of the state", error_out);

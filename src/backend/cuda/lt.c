@@ -12,8 +12,8 @@ static const uint32_t ALIGN_BYTES = QE_ALIGN_BYTES;
  * refused: in place, blocks add in the order in which they finish; in the output's type, partial sums are rounded. */
 static const uint32_t REDUCTION_SCHEMES = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
-static const char REMEDY_MEMORY[] = "use fewer live microbatches, a shorter sequence, fewer layers or another GPU; "
-                                    "tuning needs memory too, and none with a file of choices";
+static const char REMEDY_MEMORY[] = QE_CUDA_LESS_MEMORY "; tuning needs memory too, and none with a file of choices "
+                                    "(train.algorithms)";
 
 qe_status qe_lt_error(cublasStatus_t status, const char *what, qe_error *error_out) {
     const qe_status ours = status == CUBLAS_STATUS_ALLOC_FAILED     ? QE_ERROR_MEMORY

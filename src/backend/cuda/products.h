@@ -12,8 +12,16 @@
 extern "C" {
 #endif
 
+/* What lowers how much of the device's memory is needed. */
+#define QE_CUDA_LESS_MEMORY \
+    "lower train.sequences, model.sequence or model.layers, have fewer microbatches live (pipeline.schedule=auto and " \
+    "pipeline.memory_limit), or use another GPU"
 /* The runtime's words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
 qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out);
+/* device.c: how an allocation of memory of the device, or page-locked of the host, ended; cudaSuccess is QE_OK.
+ * Where memory is short: how much was needed, how much there is, and what lowers it. what: NULL: no words. */
+qe_status qe_cuda_taken(cudaError_t code, uint64_t bytes, const char *what, qe_error *error_out);
+qe_status qe_cuda_host_taken(cudaError_t code, uint64_t bytes, qe_error *error_out);
 /* Why a kernel of ours for a product or attention was not queued: what the runtime said last, or where it said nothing
  * what the launcher's status stands for; and the way out. */
 qe_status qe_cuda_own_refused(qe_status status, cudaError_t last, const char *kernel, qe_error *error_out);

@@ -76,7 +76,8 @@ static qe_status world_allocate(world *w, qe_error *error_out) {
         (void)cudaGetLastError();
         if (w->sets > 1) continue;
         return qe_error_set(error_out, QE_ERROR_MEMORY,
-                            "tune with more memory free and keep the choices in a file, or do without tuning",
+                            "tune with more memory free and keep the choices in a file (train.algorithms), or do "
+                            "without tuning: leave it empty",
                             "tuning this product needs %llu MiB of device memory, which is not free",
                             (unsigned long long)(bytes >> 20) + 1);
     }

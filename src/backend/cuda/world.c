@@ -46,7 +46,7 @@ struct qe_world {
 /* What it has of the device. */
 static qe_status world_fill(qe_world *world, qe_error *error_out) {
     void *word = NULL;
-    QE_TRY(qe_cuda_check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "page-locked memory", error_out));
+    QE_TRY(qe_cuda_host_taken(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), sizeof(int), error_out));
     const qe_status status =
         qe_cuda_check(cudaStreamCreateWithFlags(&world->aside, cudaStreamNonBlocking), "a stream", error_out);
     if (status != QE_OK) {
@@ -164,7 +164,7 @@ static qe_status flags_load(const qe_channel *channel, cudaStream_t stream, qe_e
     if (code == cudaSuccess) code = cudaStreamSynchronize(stream);
     (void)cudaFree(other);
     if (status != QE_OK) return qe_error_set(error_out, status, NULL, "the kernels of a channel could not be queued");
-    return qe_cuda_check(code, "a channel", error_out);
+    return qe_cuda_taken(code, channel->mailbox_bytes, "a channel", error_out);
 }
 
 qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStream_t aside, qe_error *error_out) {
@@ -176,7 +176,7 @@ qe_status qe_cuda_channel_prepare(qe_channel *channel, uint64_t bytes, cudaStrea
                               "a message of %llu bytes on a channel for %llu", (unsigned long long)bytes,
                               (unsigned long long)channel->mailbox_bytes);
     if (channel->mailbox == NULL) {
-        status = qe_cuda_check(cudaMalloc(&mailbox, bytes), "a mailbox", error_out);
+        status = qe_cuda_taken(cudaMalloc(&mailbox, bytes), bytes, "a mailbox", error_out);
         channel->mailbox = mailbox;
         channel->mailbox_bytes = bytes;
         if (status == QE_OK) status = flags_load(channel, aside, error_out);
