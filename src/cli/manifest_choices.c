@@ -9,7 +9,7 @@
 static const char choice_name[] = "choice_";
 
 qe_status qe_manifest_choices_add(qe_manifest *manifest, FILE *file, qe_error *error_out) {
-    char line[512], name[32];
+    char line[1024], name[32]; /* longer than any line that is written there */
     for (unsigned i = 1; fgets(line, sizeof line, file) != NULL; i++) {
         line[strcspn(line, "\n")] = 0;
         snprintf(name, sizeof name, "%s%u", choice_name, i);

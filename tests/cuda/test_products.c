@@ -1,4 +1,5 @@
 /* What names a product and what is in a file of choices: no GPU is needed. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -284,11 +285,38 @@ static void a_choice_survives_its_line(void **state) {
     assert_memory_equal(&choice, &again, sizeof choice);
 }
 
+/* A driver may give a device a name of 255 characters. */
+static void the_longest_names_fit_a_line(void **state) {
+    (void)state;
+    char line[QE_CHOICE_LINE_BYTES], library[128], device[256];
+    qe_cuda_choice choice = choice_make(1), again;
+    memset(library, 'l', sizeof library), library[sizeof library - 1] = '\0';
+    memset(device, 'd', sizeof device), device[sizeof device - 1] = '\0';
+    memset(choice.key, 'k', sizeof choice.key - 1);
+    choice.workspace_bytes = UINT64_MAX;
+    const qe_choice_maker longest = {library, device, library};
+    qe_choice_format(&longest, &choice, line);
+    line[strlen(line) - 1] = '\0';
+    assert_int_equal(qe_choice_parse(&longest, line, &again, NULL), QE_OK);
+    assert_memory_equal(&choice, &again, sizeof choice);
+}
+
 static qe_status count_choice(void *context, const qe_cuda_choice *choice, qe_error *error_out) {
     (void)error_out;
     const qe_cuda_choice wanted = choice_make(++*(uint64_t *)context);
     assert_memory_equal(&wanted, choice, sizeof wanted);
     return QE_OK;
+}
+
+static void a_folder_is_no_file_of_choices(void **state) {
+    (void)state;
+    uint64_t count = 0;
+    qe_error error = {0};
+    assert_int_equal(qe_choices_scan("/tmp", &here, count_choice, &count, &error), QE_ERROR_IO);
+    assert_non_null(strstr(error.message, strerror(EISDIR)));
+    assert_non_null(strstr(error.remedy, "train.algorithms"));
+    assert_string_equal(error.path, "/tmp");
+    assert_int_equal(error.line, 0);
 }
 
 /* Writes a file and scans it; returns the status, and how many choices came before it ended. */
@@ -586,6 +614,8 @@ int main(void) {
         cmocka_unit_test(a_product_with_rope_is_named_by_the_width_of_its_heads),
         cmocka_unit_test(other_words_name_no_op_of_two_parts),
         cmocka_unit_test(a_choice_survives_its_line),
+        cmocka_unit_test(the_longest_names_fit_a_line),
+        cmocka_unit_test(a_folder_is_no_file_of_choices),
         cmocka_unit_test(a_file_is_read_line_by_line_and_a_bad_line_is_named),
         cmocka_unit_test(another_library_or_device_is_refused_and_named),
         cmocka_unit_test(a_choice_of_attention_survives_its_line_and_names_the_library_of_attention),

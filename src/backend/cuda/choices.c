@@ -108,9 +108,11 @@ static int line_next(FILE *file, char line[QE_CHOICE_LINE_BYTES]) {
     return 1;
 }
 
-static qe_status title_check(FILE *file, qe_error *error_out) {
+static qe_status title_check(FILE *file, const char *path, qe_error *error_out) {
     char line[QE_CHOICE_LINE_BYTES];
+    errno = 0;
     if (line_next(file, line) == 1 && strcmp(line, TITLE) == 0) return QE_OK;
+    if (ferror(file)) return io_error(path, "read", errno, error_out); /* a folder opens, too */
     return qe_error_set(error_out, QE_ERROR_CONFIG, "have the file written anew",
                         "not a file of choices: its first line is not \"%s\"", TITLE);
 }
@@ -133,7 +135,7 @@ qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
     uint32_t number = 1;
     FILE *file = fopen(path, "re");
     if (!file) return io_error(path, "read", errno, error_out);
-    qe_status status = title_check(file, error_out);
+    qe_status status = title_check(file, path, error_out);
     for (int got; status == QE_OK && (got = line_next(file, line)) != 0;) {
         ++number;
         if (got < 0) /* parsing finds nothing that it could take */
@@ -141,10 +143,10 @@ qe_status qe_choices_scan(const char *path, const qe_choice_maker *maker,
         status = qe_choice_parse(maker, line, &choice, error_out);
         if (status == QE_OK) status = take(context, &choice, error_out);
     }
-    if (status != QE_OK)
+    if (ferror(file)) /* what was read may be half a line; the first says why by itself */
+        status = status == QE_ERROR_IO ? status : io_error(path, "read", EIO, error_out);
+    else if (status != QE_OK)
         status = line_refused(status, path, number, error_out);
-    else if (ferror(file))
-        status = io_error(path, "read", EIO, error_out);
     (void)fclose(file);
     return status;
 }

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { QE_CHOICE_LINE_BYTES = 512 }; /* names of devices are up to 256 long */
+enum { QE_CHOICE_LINE_BYTES = 768 }; /* names of devices are up to 255 long, of libraries 127, of shapes 95 */
 
 /* What a choice was made with: a library for products, one for attention. None holds a tab or a line end. */
 typedef struct qe_choice_maker {
