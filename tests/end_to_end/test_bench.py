@@ -1,9 +1,10 @@
 """`qeffect bench`: figures of one run, every one there, finite, and consistent with the others."""
 import math
 import os
+import resource
 import unittest
 
-from support import ERROR, TINY, USAGE, Case
+from support import ERROR, TINY, USAGE, Case, is_sanitized
 
 SHORT = ("--steps", "1", "--pairs", "2")
 
@@ -22,6 +23,17 @@ class Bench(Case):
         self.assertEqual((layer["shape"], layer["tokens"]), ("tiny", 64))
         self.assertLessEqual(layer["launch_low_us"], layer["launch_us"])
         self.assertLessEqual(layer["launch_us"], layer["launch_high_us"])
+
+    @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
+    def test_a_layer_that_does_not_fit_says_what_of_this_command_makes_it_smaller(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+        self.need_start(limit)
+        done = self.run_program("bench", "layer", "h4096", "--sets", "16", preexec_fn=limit)
+        self.assertEqual((done.returncode, done.stdout), (ERROR, ""))
+        self.assertRegex(done.stderr, r"refused \d+ bytes")
+        self.assertIn("--sets 1", done.stderr)
 
     def test_a_shape_that_there_is_not_is_refused_before_the_first_is_timed(self):
         for command in ("layer", "tiny"), ("placement", "reference"):
