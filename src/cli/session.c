@@ -94,6 +94,23 @@ static qe_status blame_sizes(const qe_settings *settings, qe_error *error_out) {
     return qe_settings_blame(settings, sizes_of_schedule, error_out);
 }
 
+/* An order that cannot be had of twice as many microbatches as ranks either, which all take, wants other chunks. */
+static int wants_chunks(const qe_schedule_request *request) {
+    qe_schedule_request usual = *request;
+    qe_schedule made;
+    usual.microbatches = 2 * request->ranks;
+    if (qe_schedule_generate(&usual, &made, NULL) != QE_OK) return 1;
+    qe_schedule_deinit(&made);
+    return 0;
+}
+
+static qe_status blame_request(const qe_settings *settings, const qe_schedule_request *request, qe_error *error_out) {
+    static const char *const chunks[] = {"pipeline.schedule", "pipeline.chunks", NULL};
+    static const char *const others[] = {"pipeline.schedule", "pipeline.microbatches", "pipeline.ranks", NULL};
+    if (error_out->status != QE_ERROR_ARGUMENT) return blame_sizes(settings, error_out);
+    return qe_settings_blame(settings, wants_chunks(request) ? chunks : others, error_out);
+}
+
 static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     static const char *const name[] = {"pipeline.schedule", NULL};
     const qe_settings_pipeline *p = &session->settings.pipeline;
@@ -107,7 +124,7 @@ static qe_status named_schedule(qe_session *session, qe_error *error_out) {
     qe_schedule_request request = {
         .name = p->schedule, .ranks = p->ranks, .chunks = p->chunks, .microbatches = p->microbatches};
     qe_status status = qe_schedule_generate(&request, &session->schedule, error_out);
-    return status == QE_OK ? QE_OK : blame_sizes(&session->settings, error_out);
+    return status == QE_OK ? QE_OK : blame_request(&session->settings, &request, error_out);
 }
 
 /* The baseline runs the stages of the configured schedule on one rank, one microbatch at a time. */

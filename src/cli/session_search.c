@@ -43,8 +43,13 @@ static int is_list(const char *text) { return text[strspn(text, "0123456789.,+-e
 static qe_status read_times(seeker *on, qe_error *error_out) {
     static const char *const keys[] = {"pipeline.times", NULL};
     const char *text = on->settings->pipeline.times;
-    if (!is_list(text)) return qe_times_load(text, &on->shape, 1.0, &on->times, error_out);
-    qe_status status = qe_times_parse(text, &on->shape, 1.0, &on->times, error_out);
+    int is_file = !is_list(text);
+    qe_status status = is_file ? qe_times_load(text, &on->shape, 1.0, &on->times, error_out)
+                               : qe_times_parse(text, &on->shape, 1.0, &on->times, error_out);
+    if (is_file && status == QE_ERROR_IO) /* which may be a slip in a list */
+        (void)snprintf(error_out->remedy, sizeof error_out->remedy,
+                       "pipeline.times takes F,I,W[,C] of a rank, such as 1,1.2,0.7,0.1, or a file as bench --json "
+                       "writes it");
     return status == QE_ERROR_ARGUMENT ? qe_settings_blame(on->settings, keys, error_out) : status;
 }
 

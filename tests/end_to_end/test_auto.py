@@ -100,7 +100,8 @@ class Auto(Case):
         self.write_tiny()
         auto = ("train", "tiny.yaml", "--set", "pipeline.schedule=auto", "--set")
         self.refuse(USAGE, ["the times are '1,2'"], *auto, "pipeline.times=1,2")
-        self.refuse(ERROR, ["absent.json", "No such file"], *auto, "pipeline.times=absent.json")
+        for slip in ("absent.json", "1;1;1"):
+            self.refuse(ERROR, [slip, "No such file", "pipeline.times takes F,I,W"], *auto, f"pipeline.times={slip}")
         self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}]}')
         self.refuse(ERROR, ["wrong.json", "times of 1 stage, the schedule has 2"], *auto, "pipeline.times=wrong.json")
         self.write("wrong.json", '{"stage_times": [{"forward_ms": 1}, {}]}')

@@ -137,6 +137,16 @@ class HostileConfiguration(Case):
             words = [f"tiny.yaml:{line_of(configuration, line)}:", word]
             self.refuse(ERROR, words, "train", "tiny.yaml")
             self.refuse(ERROR, words, "train", "tiny.yaml", "--set", "train.seed=3", "--contracts", "observe")
+        for configuration, others, words in (  # one is right whatever the other is
+                (TINY.replace("1f1b", "zbv"), ("pipeline.microbatches=8",), ["tiny.yaml:16:", "exactly 2"]),
+                (TINY.replace("1f1b", "interleaved"), ("pipeline.microbatches=1",), ["tiny.yaml:16:", "at least 2"]),
+                (TINY.replace("1f1b", "zbh1").replace("microbatches: 4", "microbatches: 1"), ("pipeline.chunks=1",),
+                 ["tiny.yaml:16:", "at least as many microbatches"])):
+            self.write_tiny(configuration)
+            given = [word for other in others for word in ("--set", other)]
+            self.refuse(ERROR, words, "train", "tiny.yaml", *given)
+        self.write_tiny(TINY.replace("1f1b", "zbv"))
+        self.refuse(USAGE, ["exactly 2"], "train", "tiny.yaml", "--set", "pipeline.chunks=1")
         few = auto.replace("limit: 0", "limit: 5")
         self.write_tiny(few)
         for other in ("train.memory_limit=1000000000", "pipeline.times=2,1,1"):  # neither is what nothing obeys
