@@ -187,7 +187,7 @@ static void tell_difference(const qe_verify_difference *difference) {
         printf(" %.17g instead of %.17g", difference->found, difference->expected);
     if (difference->tensor[0] && strcmp(difference->what, difference->tensor) != 0)
         printf("; the first tensor after it: %s", difference->tensor);
-    printf(" (%u tensors differ then)\n", difference->tensors);
+    printf(" (tensors that differ then: %u)\n", difference->tensors);
 }
 
 static void difference_json(json_t *fields, const qe_verify_difference *difference) {

@@ -78,7 +78,7 @@ static int read_file(const qe_cli *cli, const char *path, qe_schedule *schedule_
 static int refuse_size(const qe_cli *cli, const char *path, const char *what, uint64_t asked, uint32_t found) {
     qe_error error = {0};
     (void)qe_error_set(&error, QE_ERROR_FORMAT, "leave the option out, or correct the file",
-                       "found %u %s, expected %llu as --%s says", found, what, (unsigned long long)asked, what);
+                       "%s: found %u, expected %llu as --%s says", what, found, (unsigned long long)asked, what);
     (void)qe_error_place(&error, path, 0, 0);
     return qe_cli_error(cli, &error);
 }

@@ -89,7 +89,7 @@ class Schedules(Case):
         self.succeed("schedule", "1f1b", "--ranks", "2", "--microbatches", "4", "-o", "orders.csv")
         facts = self.document("check", "orders.csv", "--microbatches", "5", status=CONTRACT)["counterexample"]
         self.assertEqual((facts["rule"], facts["missing"]), ("schedule.missing", "0F4"))
-        self.refuse(ERROR, ["orders.csv", "ranks"], "check", "orders.csv", "--ranks", "3")
+        self.refuse(ERROR, ["orders.csv: ranks: found 2, expected 3"], "check", "orders.csv", "--ranks", "3")
 
     def test_sizes_that_do_not_fit_are_refused_with_one_that_does(self):
         self.refuse(USAGE, ["9 microbatches", "10"], "schedule", "interleaved", "--ranks", "4", "--microbatches", "9")

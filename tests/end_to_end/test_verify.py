@@ -133,7 +133,8 @@ class Verify(Case):
         done = self.run_program("verify", "--rows", "short", "--plant", "9@6", "--jobs", "1")
         self.assertEqual(done.returncode, DIFFERS)
         self.assertIn("DIFFERS", done.stdout)
-        self.assertIn(f"differs first in step 6: {row['difference']['tensor']}", done.stdout)
+        self.assertIn(f"differs first in step 6: {row['difference']['tensor']} (tensors that differ then: 1)",
+                      done.stdout)
 
     def test_a_bit_planted_in_a_new_process_is_found(self):
         fresh = [row["row"] for row in self.document("verify", "--list", "--rows", "short")["rows"]
