@@ -11,6 +11,7 @@
 #include <jansson.h>
 #include "base/text.h"
 #include "cli/main.h"
+#include "qeffect/settings.h"
 #include "qeffect/trace.h"
 #include "store/json.h"
 
@@ -211,6 +212,20 @@ static const qe_cli_option *find_option(const qe_command *command, const char *n
     return NULL;
 }
 
+/* "steps", "learning-rate" and "train.steps" are settings and no options. NULL: none is of that name, or the command
+ * takes none. */
+static const char *setting_named(const qe_command *command, const char *name) {
+    if (find_option(command, "set", strlen("set"), 0) == NULL) return NULL;
+    for (size_t row = 0; row < qe_settings_count(); row++) {
+        const char *key = qe_settings_describe(row).key, *last = strchr(key, '.') + 1;
+        const char *as_key = strchr(name, '.') != NULL ? key : last;
+        size_t same = 0;
+        while (as_key[same] != 0 && (as_key[same] == name[same] || (as_key[same] == '_' && name[same] == '-'))) same++;
+        if (as_key[same] == 0 && name[same] == 0) return key;
+    }
+    return NULL;
+}
+
 static int unknown_option(const qe_cli *cli, const char *word) {
     const char *names[64];
     size_t count = 0;
@@ -220,7 +235,8 @@ static int unknown_option(const qe_cli *cli, const char *word) {
     for (const qe_cli_option *option = common_options; option->name != NULL; option++) names[count++] = option->name;
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word[1] == '-' ? word + 2 : word + 1);
-    const char *nearest = qe_text_nearest(name, names, count);
+    const char *nearest = qe_text_nearest(name, names, count), *key = setting_named(cli->command, name);
+    if (key != NULL) return qe_cli_usage(cli, "there is no option '%s'; did you mean --set %s=VALUE?", word, key);
     if (nearest != NULL) return qe_cli_usage(cli, "there is no option '%s'; did you mean --%s?", word, nearest);
     return qe_cli_usage(cli, "there is no option '%s'", word);
 }

@@ -60,6 +60,14 @@ class Help(Case):
             with self.subTest(command=command):
                 self.refuse(USAGE, ["--no-such-option", "--help"], *command, "--no-such-option")
 
+    def test_a_setting_that_is_given_as_an_option_is_answered_with_how_it_is_set(self):
+        for option, key in (("--steps", "train.steps"), ("--seed=3", "train.seed"), ("--train.steps", "train.steps"),
+                            ("--learning-rate", "train.learning_rate"), ("--recipe.name=bf16", "recipe.name")):
+            self.refuse(USAGE, [f"did you mean --set {key}=VALUE?"], "train", option, "3")
+        self.refuse(USAGE, ["did you mean --ranks?"], "check", "1f1b", "--rank", "3")  # which takes no settings
+        for option in ("--step", "--train.", "--."):
+            self.assertNotIn("--set train", self.refuse(USAGE, ["no option"], "train", option).stderr)
+
     def test_an_option_without_its_value_is_a_usage_error(self):
         self.refuse(USAGE, ["--ranks"], "schedule", "1f1b", "--ranks")
 
