@@ -92,8 +92,11 @@ static qe_status check_request(const qe_certificate_request *request, qe_error *
                 request->transport.communicators <= QE_COMMUNICATORS_ONE &&
                 request->transport.release <= QE_RELEASE_OP && request->fold <= QE_FOLD_LAST_MICROBATCH &&
                 request->fill <= QE_FILL_FIRST_MICROBATCH && request->gradients <= QE_GRADIENTS_OWN;
-    if (known && request->memory_limit >= 0.0) return QE_OK;
-    return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL, "a rule of the request is none that certificate.h names");
+    if (!known)
+        return qe_error_set(error_out, QE_ERROR_ARGUMENT, NULL,
+                            "a rule of the request is none that certificate.h names");
+    if (request->memory_limit >= 0.0) return QE_OK;
+    return qe_error_set(error_out, QE_ERROR_ARGUMENT, "use 0 for none", "the memory limit is negative or not a number");
 }
 
 qe_status qe_schedule_check(const qe_schedule *schedule, qe_counterexample *counterexample_out, qe_error *error_out) {

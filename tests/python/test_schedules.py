@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def test_a_memory_limit_is_proved_or_refused() -> None:
     with pytest.raises(qeffect.ContractError) as caught:
         schedule.certify(memory_limit=3)
     assert caught.value.rule == "schedule.memory"
+    for limit in (-1, math.nan):
+        with pytest.raises(qeffect.ArgumentError, match="memory limit is negative or not a number"):
+            schedule.certify(memory_limit=limit)
 
 
 def test_malformed_csv_names_row_and_cell() -> None:
