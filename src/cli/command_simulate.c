@@ -115,7 +115,8 @@ static uint32_t terminal_columns(void) {
 static int read_options(simulate *s) {
     uint32_t usual = terminal_columns();
     if (qe_cli_number(s->cli, "width", COLUMNS_LEAST, UINT16_MAX, usual, &s->columns) != 0) return QE_EXIT_USAGE;
-    int status = qe_cli_try_output(s->cli, "svg");
+    int status = qe_cli_apart(s->cli, "svg", "timeline");
+    if (status == QE_EXIT_OK) status = qe_cli_try_output(s->cli, "svg");
     if (status == QE_EXIT_OK) status = qe_cli_try_output(s->cli, "timeline");
     if (status == QE_EXIT_OK) status = qe_times_read(s->cli, &s->schedule, &s->times);
     if (status == QE_EXIT_OK) status = read_rules(s);

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "cli/checkpoints.h"
 #include "cli/observed.h"
+#include "cli/output.h"
 
 typedef struct training {
     qe_cli *cli;
@@ -512,6 +513,8 @@ static int run_train(qe_cli *cli) {
         return qe_cli_usage(cli, "--new-lineage is for a run that goes on with --resume");
     if (qe_cli_has(cli, "dump-steps") && !qe_cli_has(cli, "dump-batches"))
         return qe_cli_usage(cli, "--dump-steps says how many batches --dump-batches writes, which is not there");
+    status = qe_cli_apart(cli, "dump-initial", "dump-batches");
+    if (status != QE_EXIT_OK) return status;
     t.document = json_object();
     t.curve = json_array();
     t.validation = json_array();

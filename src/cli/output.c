@@ -93,6 +93,12 @@ int qe_cli_try_output(const qe_cli *cli, const char *option) {
     return qe_store_try_file(path, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
+int qe_cli_apart(const qe_cli *cli, const char *option, const char *other) {
+    const char *path = qe_cli_value(cli, option), *other_path = qe_cli_value(cli, other);
+    if (path == NULL || other_path == NULL || strcmp(path, other_path) != 0 || !is_replaceable(path)) return QE_EXIT_OK;
+    return qe_cli_usage(cli, "--%s and --%s name one file, '%s'; only the last would be left", option, other, path);
+}
+
 int qe_cli_write_file(const qe_cli *cli, const char *path, qe_cli_writer *writer, const void *context) {
     const content what = {.writer = writer, .context = context};
     if (!is_replaceable(path)) return write_in_place(cli, path, &what);

@@ -198,7 +198,10 @@ class Simulate(Case):
             for place in ("absent/chart", ".", "/proc/chart"):
                 done = self.refuse(ERROR, [place, "cannot write the file"], *command, place)
                 self.assertNotIn("auto:", done.stderr)  # which the search says at its end
-        self.succeed("simulate", "auto", "--svg", "/dev/null")
+        self.succeed("simulate", "auto", "--svg", "/dev/null", "--timeline", "/dev/null")
+        for one, other, command in (("--svg", "--timeline", ("simulate", "1f1b")),
+                                    ("--dump-initial", "--dump-batches", ("train",))):
+            self.refuse(USAGE, [f"{one} and {other} name one file, 'same'"], *command, one, "same", other, "same")
         self.succeed("schedule", "auto", "-o", "x" * 255)  # the longest name; what is written beside it has its own
         os.remove(self.path("x" * 255))
         self.refuse(ERROR, ["140800 actions", "131072"], "simulate", "1f1b", "--ranks", "64", "--microbatches", "1100",
