@@ -1,5 +1,4 @@
 /* command_bench_layer.c - `qeffect bench layer`: what one layer takes, and what keeps it from taking less. */
-#include <stdio.h>
 #include <string.h>
 #include <jansson.h>
 #include "cli/bench_layer.h"
@@ -137,8 +136,6 @@ static int run_shape(const qe_cli *cli, const qe_layer_shape *shape, const qe_la
     row r = {.shape = shape};
     qe_status status = measure_exact(options, seconds, &r, &error);
     if (status == QE_OK) status = measure_loose(options, seconds, &r, &error);
-    if (status == QE_ERROR_MEMORY) /* settings of training are none of this command */
-        snprintf(error.remedy, sizeof error.remedy, "ask for fewer sets of slots (--sets 1), or a smaller shape");
     if (status != QE_OK) return qe_cli_error(cli, &error);
     if (cli->json)
         json_array_append_new(list, row_json(&r));

@@ -2,6 +2,7 @@
 #include "cli/layer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/assert.h"
@@ -13,7 +14,11 @@ enum { STAGE = 1, STAGES = 3, SEED = 7, WARM_STEPS = 6, VOCAB = 64 };
 
 static qe_status take(qe_layer *layer, uint64_t bytes, void **address_out, qe_error *error_out) {
     QE_ASSERT(layer->taken_count < sizeof layer->taken / sizeof *layer->taken);
-    QE_TRY(layer->backend->memory->alloc(layer->device, (size_t)bytes, address_out, error_out));
+    const qe_status status = layer->backend->memory->alloc(layer->device, (size_t)bytes, address_out, error_out);
+    if (status == QE_ERROR_MEMORY && error_out != NULL) /* settings of training are none of this command */
+        (void)snprintf(error_out->remedy, sizeof error_out->remedy,
+                       "ask for fewer sets of slots (--sets 1), or a smaller shape");
+    QE_TRY(status);
     layer->taken[layer->taken_count++] = *address_out;
     return QE_OK;
 }

@@ -35,6 +35,20 @@ class Bench(Case):
         self.assertRegex(done.stderr, r"refused \d+ bytes")
         self.assertIn("--sets 1", done.stderr)
 
+    @unittest.skipIf(is_sanitized(), "a sanitized program cannot run under a limit on address space")
+    def test_a_layer_that_is_refused_something_else_keeps_its_way_out(self):
+        told = set()
+        for mib in range(60, 1000, 40):  # what libraries take differs from build to build
+            def limit():
+                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+
+            done = self.run_program("bench", "layer", "tiny", "--seconds", "1", preexec_fn=limit,
+                                    environment={"OPENBLAS_NUM_THREADS": "1"})
+            told.add(done.stderr)
+            if done.returncode == 0:
+                break
+        self.assertTrue(any("OpenBLAS needs" in text and "ulimit -v" in text for text in told), told)
+
     def test_a_shape_that_there_is_not_is_refused_before_the_first_is_timed(self):
         for command in ("layer", "tiny"), ("placement", "reference"):
             refused = self.run_program("bench", *command, "h12")
