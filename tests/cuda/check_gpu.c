@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "backend/cuda/device.h"
+#include "base/text.h"
 #include "cuda/check_gpu.h"
 
 enum {
@@ -445,6 +446,13 @@ static int is_mode(const char *name) {
     return 0;
 }
 
+static int number_read(const char *word, uint32_t *number_out) {
+    uint64_t number;
+    if (!qe_text_to_u64(word, &number) || number > UINT32_MAX) return 0;
+    *number_out = (uint32_t)number;
+    return 1;
+}
+
 static int parse(check *c, int count, char **words) {
     for (int i = 1; i < count; i++) {
         uint32_t *number = strcmp(words[i], "--runs") == 0    ? &c->runs
@@ -453,8 +461,7 @@ static int parse(check *c, int count, char **words) {
                                                               : NULL;
         if (strcmp(words[i], "--json") == 0) c->json = 1;
         else if (strcmp(words[i], "--only") == 0 && i + 1 < count) c->only = words[++i];
-        else if (number != NULL && i + 1 < count) *number = (uint32_t)strtoul(words[++i], NULL, 10);
-        else return 0;
+        else if (number == NULL || i + 1 == count || !number_read(words[++i], number)) return 0;
     }
     return c->runs > 0 && c->steps > 0 && (c->only == NULL || is_mode(c->only));
 }

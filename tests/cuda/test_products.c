@@ -542,6 +542,15 @@ static void memory_that_is_short_has_a_way_out(void **state) {
     assert_true(error.message[0] && error.remedy[0]);
 }
 
+/* A library refused, and the runtime knows of nothing. */
+static void a_failure_without_a_code_is_no_error_of_that_name(void **state) {
+    (void)state;
+    qe_error error = {0};
+    assert_int_equal(qe_cuda_failure(cudaSuccess, "racing", &error), QE_ERROR_DEVICE);
+    assert_null(strstr(error.message, cudaGetErrorString(cudaSuccess)));
+    assert_non_null(strstr(error.message, "racing: it was refused"));
+}
+
 /* In the runtime's words, or where it has none, as the driver's encoder tells only who asked it, in ours. */
 static void a_kernel_of_ours_that_is_not_queued_says_why(void **state) {
     (void)state;
@@ -623,6 +632,7 @@ int main(void) {
         cmocka_unit_test(what_is_wrong_with_a_line_is_the_files_and_has_a_way_out),
         cmocka_unit_test(whatever_bytes_are_read_or_refused_with_a_way_out),
         cmocka_unit_test(memory_that_is_short_has_a_way_out),
+        cmocka_unit_test(a_failure_without_a_code_is_no_error_of_that_name),
         cmocka_unit_test(a_kernel_of_ours_that_is_not_queued_says_why),
         cmocka_unit_test(a_cudnn_that_does_not_open_is_told_with_where_to_get_it),
         cmocka_unit_test(what_is_no_file_of_choices_is_refused),

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/further_tables.h"
+#include "backend/cuda/products.h"
 #include "base/assert.h"
 
 /* "QCUTLASS", "QPRODOWN"; cuBLASLt's first word holds a small number in its lower half. */
@@ -106,7 +107,7 @@ qe_status qe_further_prepare(qe_further *further, const qe_product *product, con
     const qe_status status = kernel_prepare(kernel, &further->devices[index]);
     if (status == QE_OK) return QE_OK;
     return qe_error_set(error_out, status, status == QE_ERROR_UNSUPPORTED ? remedy : NULL,
-                        "kernel %s on this device: %s", name, cudaGetErrorString(cudaGetLastError()));
+                        "kernel %s on this device: %s", name, qe_cuda_why(cudaGetLastError()));
 }
 
 qe_status qe_further_launch(const qe_further *further, const qe_product *product, const qe_product_data *data,

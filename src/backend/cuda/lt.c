@@ -24,11 +24,15 @@ qe_status qe_lt_error(cublasStatus_t status, const char *what, qe_error *error_o
                         cublasLtGetStatusString(status));
 }
 
+const char *qe_cuda_why(cudaError_t code) {
+    return code == cudaSuccess ? "it was refused, and the runtime does not say why" : cudaGetErrorString(code);
+}
+
 qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out) {
     const int is_memory = status == cudaErrorMemoryAllocation;
     (void)cudaGetLastError();
     return qe_error_set(error_out, is_memory ? QE_ERROR_MEMORY : QE_ERROR_DEVICE, is_memory ? REMEDY_MEMORY : NULL,
-                        "%s: %s", what, cudaGetErrorString(status));
+                        "%s: %s", what, qe_cuda_why(status));
 }
 
 static cudaDataType_t type_of(qe_format format) {

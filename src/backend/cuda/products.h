@@ -16,7 +16,9 @@ extern "C" {
 #define QE_CUDA_LESS_MEMORY \
     "lower train.sequences, model.sequence or model.layers, have fewer microbatches live (pipeline.schedule=auto and " \
     "pipeline.memory_limit), or use another GPU"
-/* The runtime's words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
+/* The runtime's words; of cudaSuccess, that somebody else refused and does not say why. */
+const char *qe_cuda_why(cudaError_t code);
+/* Those words for a failed call: QE_ERROR_MEMORY or QE_ERROR_DEVICE. Takes the error back from the runtime. */
 qe_status qe_cuda_failure(cudaError_t status, const char *what, qe_error *error_out);
 /* device.c: how an allocation of memory of the device, or page-locked of the host, ended; cudaSuccess is QE_OK.
  * Where memory is short: how much was needed, how much there is, and what lowers it. what: NULL: no words. */

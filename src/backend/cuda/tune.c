@@ -313,7 +313,7 @@ static qe_status race_error(qe_status status, const qe_tune *tune, qe_error *err
     if (status == QE_ERROR_UNSUPPORTED)
         return qe_error_set(error_out, status, NULL, "none of %u algorithms for %s runs and gives the same bits twice",
                             tune->count, key);
-    return qe_error_set(error_out, status, NULL, "tuning %s: %s", key, cudaGetErrorString(cudaGetLastError()));
+    return qe_error_set(error_out, status, NULL, "tuning %s: %s", key, qe_cuda_why(cudaGetLastError()));
 }
 
 qe_status qe_tune_best(const qe_tune *tune, uint32_t *best_out, qe_error *error_out) {
