@@ -195,23 +195,40 @@ static void print_row(const bench *b) {
     printf("  state           direct %s\n                  copy   %s\n", r->hash[DIRECT], r->hash[COPY]);
 }
 
+/* Of 128 elements, or of 16; one head where neither divides. */
 static int head_count(uint32_t hidden) {
-    uint32_t heads = hidden / (hidden % 128 == 0 ? 128 : 16);
-    return (int)(heads == 0 ? 1 : heads);
+    uint32_t elements = hidden % 128 == 0 ? 128 : 16;
+    return hidden % elements == 0 ? (int)(hidden / elements) : 1;
+}
+
+/* A size behind `letter`: digits alone, none of them a zero in front. Moves *text behind it; 0: there is none. */
+static uint32_t read_size(const char **text, char letter) {
+    enum { SIZE_MOST = 65536 }; /* as model.hidden and model.sequence */
+    const char *at = *text;
+    uint32_t size = 0;
+    if (*at != letter || at[1] == '0') return 0;
+    for (at++; *at >= '0' && *at <= '9'; at++) {
+        size = 10 * size + (uint32_t)(*at - '0');
+        if (size > SIZE_MOST) return 0;
+    }
+    *text = at;
+    return size;
 }
 
 /* "reference", or hHIDDEN-tTOKENS: 4 layers over 4 ranks under zbh1, 8 microbatches of so many tokens; with -alone
  * behind it one rank under 1f1b, whose copies run beside nothing. */
 static int shape_of(const char *name, qe_bench_shape *shape_out) {
     static const qe_bench_shape reference = {"reference", 3, 64, 96, 4, 2, 256, 32, 1, "1f1b", 1, 8};
-    unsigned hidden, tokens;
-    char more[SHAPE_NAME_BYTES];
+    const char *rest = name;
     if (strcmp(name, reference.name) == 0) {
         *shape_out = reference;
         return 1;
     }
-    int words = sscanf(name, "h%u-t%u%47s", &hidden, &tokens, more), alone = words == 3 && strcmp(more, "-alone") == 0;
-    if (words != 2 + alone || hidden == 0 || tokens == 0) return 0;
+    uint32_t hidden = read_size(&rest, 'h');
+    if (hidden == 0 || *rest++ != '-') return 0;
+    uint32_t tokens = read_size(&rest, 't');
+    int alone = strcmp(rest, "-alone") == 0;
+    if (tokens == 0 || (*rest != '\0' && !alone)) return 0;
     uint32_t windows = tokens % 1024 == 0 ? tokens / 1024 : 1;
     *shape_out = (qe_bench_shape){.name = name, .layers = 4, .hidden = hidden, .ffn = 4 * hidden, .vocab = 256,
                                   .sequence = tokens / windows, .sequences = windows, .microbatches = 8};

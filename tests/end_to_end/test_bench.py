@@ -151,8 +151,14 @@ class Placement(Case):
             self.assertTrue(row["same_bits"])
 
     def test_a_shape_that_is_none_is_a_usage_error(self):
-        for shape in ("h0-t32", "h64", "h64-t32x", "large"):
-            self.refuse(USAGE, [shape], "bench", "placement", shape)
+        for shape in ("h0-t32", "h64", "h64-t32x", "large", "h4294967360-t16", "h64-t4294967312", "h+64-t16",
+                      "h 64-t16", "h064-t16", "h-64-t16", "h65537-t16", "h64-t65537", "h64t16", "h64-t", "h-t16", "h64-t16-alon",
+                      "h64-t16-alone ", "-", "h"):
+            self.refuse(USAGE, [f"there is no shape '{shape}'"], "bench", "placement", "--", shape)
+
+    def test_a_width_of_no_whole_heads_is_one_head(self):
+        told = self.document("bench", "placement", "h100-t16", "--pairs", "1", "--steps", "1")
+        self.assertEqual(told["rows"][0]["hidden"], 100)
 
 
 class Step(Case):
