@@ -152,8 +152,8 @@ class Placement(Case):
 
     def test_a_shape_that_is_none_is_a_usage_error(self):
         for shape in ("h0-t32", "h64", "h64-t32x", "large", "h4294967360-t16", "h64-t4294967312", "h+64-t16",
-                      "h 64-t16", "h064-t16", "h-64-t16", "h65537-t16", "h64-t65537", "h64t16", "h64-t", "h-t16", "h64-t16-alon",
-                      "h64-t16-alone ", "-", "h"):
+                      "h 64-t16", "h064-t16", "h-64-t16", "h65537-t16", "h64-t65537", "h64t16", "h64-t", "h-t16",
+                      "h64-t16-alon", "h64-t16-alone ", "-", "h"):
             self.refuse(USAGE, [f"there is no shape '{shape}'"], "bench", "placement", "--", shape)
 
     def test_a_width_of_no_whole_heads_is_one_head(self):
