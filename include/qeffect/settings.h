@@ -151,6 +151,8 @@ qe_settings_description qe_settings_describe(size_t index);
 /* The value that settings hold for row `index`, as it would be written in a file; snprintf's conventions.
  * QE_SETTINGS_VALUE_BYTES hold any. */
 int qe_settings_value_text(const qe_settings *settings, size_t index, char *text, size_t capacity);
+/* Does a key have the value that it has where nobody gives it one? Requires: it is a key. Thread: any. */
+int qe_settings_is_default(const qe_settings *settings, const char *key);
 
 #ifdef __cplusplus
 }

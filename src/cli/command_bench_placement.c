@@ -196,9 +196,9 @@ static void print_row(const bench *b) {
 }
 
 /* Of 128 elements, or of 16; one head where neither divides. */
-static int head_count(uint32_t hidden) {
+static uint32_t head_count(uint32_t hidden) {
     uint32_t elements = hidden % 128 == 0 ? 128 : 16;
-    return hidden % elements == 0 ? (int)(hidden / elements) : 1;
+    return hidden % elements == 0 ? hidden / elements : 1;
 }
 
 /* A size behind `letter`: digits alone, none of them a zero in front. Moves *text behind it; 0: there is none. */
@@ -234,7 +234,7 @@ static int shape_of(const char *name, qe_bench_shape *shape_out) {
                                   .sequence = tokens / windows, .sequences = windows, .microbatches = 8};
     shape_out->schedule = alone ? "1f1b" : "zbh1";
     shape_out->ranks = alone ? 1 : 4;
-    shape_out->heads = shape_out->kv_heads = (uint32_t)head_count(hidden);
+    shape_out->heads = shape_out->kv_heads = head_count(hidden);
     return 1;
 }
 

@@ -69,11 +69,9 @@ static void take_figures(figures *f, const qe_bench_run *run) {
     f->actions_ms = qe_bench_run_actions_ms(run);
     f->commit_ms = qe_bench_run_commit_ms(run);
     f->open_s = run->open_s;
-    for (uint32_t rank = 0; rank < run->session.schedule.ranks; rank++) {
-        qe_capture_use use = qe_team_captured(run->session.team, rank);
-        f->graphs += use.graphs;
-        f->graph_bytes += use.bytes;
-    }
+    qe_capture_use use = qe_session_captured(&run->session);
+    f->graphs = use.graphs;
+    f->graph_bytes = use.bytes;
 }
 
 static void take_memory(figures *f, const qe_session *session) {

@@ -73,28 +73,19 @@ static int is_schedule_rule(qe_rule rule) {
     return rule >= QE_RULE_SCHEDULE_PLACE && rule <= QE_RULE_SCHEDULE_CYCLE;
 }
 
-/* Of all ranks. */
-static qe_capture_use captured(const training *t) {
-    qe_capture_use all = {0};
-    for (uint32_t rank = 0; rank < t->session.schedule.ranks; rank++) {
-        qe_capture_use use = qe_team_captured(t->session.team, rank);
-        all.graphs += use.graphs, all.segments += use.segments, all.slots += use.slots;
-        all.ops += use.ops, all.bytes += use.bytes, all.seconds += use.seconds;
-    }
-    return all;
-}
-
 /* What graphs replace, and what they cost: of layers and actions, no more comes with further microbatches. */
 static void describe_captured(const training *t) {
-    qe_capture_use all = captured(t);
+    qe_capture_use all = qe_session_captured(&t->session);
     if (all.graphs == 0) return;
     printf("captured  %u graph%s of %llu ops for %u launches a step, in %.3f s; %.1f KiB, %.1f a slot\n", all.graphs,
            qe_cli_s(all.graphs), (unsigned long long)all.ops, all.segments, all.seconds, (double)all.bytes / 1024,
            (double)all.bytes / 1024 / (all.slots > 0 ? all.slots : 1));
 }
 
+/* NULL, which a document leaves out: none. */
 static json_t *captured_json(const training *t) {
-    qe_capture_use all = captured(t);
+    qe_capture_use all = qe_session_captured(&t->session);
+    if (all.graphs == 0) return NULL;
     return json_pack("{s:i, s:i, s:i, s:I, s:I, s:f}", "graphs", (int)all.graphs, "launches", (int)all.segments,
                      "slots", (int)all.slots, "ops", (json_int_t)all.ops, "bytes", (json_int_t)all.bytes, "seconds",
                      all.seconds);
@@ -284,7 +275,7 @@ static int finish(training *t, const char *hash) {
     if (t->observed.traced)
         json_object_set_new(t->document, "trace", qe_cli_json_text(t->session.settings.contracts.trace));
     json_object_set_new(t->document, "memory", memory_json(t));
-    if (captured(t).graphs > 0) json_object_set_new(t->document, "captured", captured_json(t));
+    json_object_set_new(t->document, "captured", captured_json(t));
     json_object_set_new(t->document, "backend", json_string(t->session.backend));
     if (t->kept) json_object_set_new(t->document, "checkpoint", qe_cli_json_text(path));
     if (t->lost.status != QE_OK) json_object_set_new(t->document, "error", qe_cli_error_json(&t->lost));
@@ -420,7 +411,7 @@ static qe_status name_place(qe_status status, const char *what, qe_error *error)
 /* Nobody asked for a trace in the folder of the run, which may be one that is only read: without it a trap still is. */
 static qe_status try_trace(const qe_settings *settings, qe_error *error) {
     qe_status status = qe_store_try_file(settings->contracts.trace, error);
-    if (status == QE_OK || !qe_session_is_default(settings, "contracts.trace"))
+    if (status == QE_OK || !qe_settings_is_default(settings, "contracts.trace"))
         return name_place(status, "contracts.trace, where empty leaves none", error);
     fprintf(stderr, "a trap would leave no trace (contracts.trace): %s\n", error->message);
     *error = (qe_error){0};

@@ -71,25 +71,13 @@ int qe_device_option(qe_cli *cli, int can, qe_device_kind *kind_out) {
 }
 
 void qe_device_unused_print(qe_device_kind kind, const qe_settings *settings) {
-    qe_settings initial;
-    qe_settings_default(&initial);
-    const qe_settings_train *train = &settings->train;
-    const qe_settings_products *products = &settings->products;
-    const struct {
-        const char *key;
-        int is_set;
-    } of_gpus[] = {{"train.algorithms", train->algorithms[0] != 0},
-                   {"train.deterministic", train->deterministic != initial.train.deterministic},
-                   {"train.timeline", train->timeline[0] != 0},
-                   {"train.nvtx", train->nvtx},
-                   {"recipe.forward", products->forward != initial.products.forward},
-                   {"recipe.input_grad", products->input_grad != initial.products.input_grad},
-                   {"recipe.weight_grad", products->weight_grad != initial.products.weight_grad},
-                   {"contracts.order", settings->contracts.order}};
+    static const char *const of_gpus[] = {"train.algorithms", "train.deterministic", "train.timeline",
+                                          "train.nvtx",       "recipe.forward",      "recipe.input_grad",
+                                          "recipe.weight_grad", "contracts.order"};
     if (qe_device_is_gpu(kind)) return;
     for (size_t i = 0; i < sizeof of_gpus / sizeof *of_gpus; i++)
-        if (of_gpus[i].is_set)
-            fprintf(stderr, "%s is for a GPU (--device cuda); on this device it does nothing\n", of_gpus[i].key);
+        if (!qe_settings_is_default(settings, of_gpus[i]))
+            fprintf(stderr, "%s is for a GPU (--device cuda); on this device it does nothing\n", of_gpus[i]);
 }
 
 const qe_backend *qe_device_backend(qe_device_kind kind) {

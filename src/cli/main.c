@@ -44,15 +44,20 @@ static int find(int count, char **words, const qe_command **command_out) {
     return found;
 }
 
+/* Is the command one of two words, of which this is the first? */
+static int is_below(const qe_command *command, const char *first) {
+    size_t length = strlen(first);
+    return strncmp(command->name, first, length) == 0 && command->name[length] == ' ';
+}
+
 static int unknown_command(const char *program, int count, char **words) {
     const char *names[COMMANDS + 2] = {[COMMANDS] = "--help", "--version"};
     qe_cli cli = {.program = program};
     for (int i = 0; i < COMMANDS; i++) names[i] = commands[i]->name;
     for (int i = 0; i < count; i++) cli.json |= strcmp(words[i], "--json") == 0;
     const char *nearest = qe_text_nearest(words[0], names, COMMANDS + 2);
-    size_t first = strlen(words[0]);
     for (int i = 0; i < COMMANDS; i++) { /* "trace" lacks its second word and is no slip for "train" */
-        if (strncmp(names[i], words[0], first) == 0 && names[i][first] == ' ') nearest = names[i];
+        if (is_below(commands[i], words[0])) nearest = names[i];
     }
     if (nearest != NULL) return qe_cli_usage(&cli, "there is no command '%s'; did you mean '%s'?", words[0], nearest);
     return qe_cli_usage(&cli, "there is no command '%s'", words[0]);
@@ -61,9 +66,8 @@ static int unknown_command(const char *program, int count, char **words) {
 /* "bench layr", "bench --json layr": a second word of a command that has several, and no file that the first could take
  * alone. */
 static int is_second_word(const qe_command *command, const char *word) {
-    size_t length = strlen(command->name);
     for (int i = 0; i < COMMANDS; i++)
-        if (strncmp(commands[i]->name, command->name, length) == 0 && commands[i]->name[length] == ' ')
+        if (is_below(commands[i], command->name))
             return word[0] != '-' && !qe_cli_looks_like_path(word) && access(word, F_OK) != 0;
     return 0;
 }
@@ -73,7 +77,7 @@ static int unknown_second(const qe_cli *cli, const char *first, const char *word
     char guess[QE_CLI_GUESS_BYTES], all[256] = "";
     size_t known = 0, length = strlen(first);
     for (int i = 0; i < COMMANDS; i++) {
-        if (strncmp(commands[i]->name, first, length) != 0 || commands[i]->name[length] != ' ') continue;
+        if (!is_below(commands[i], first)) continue;
         names[known++] = commands[i]->name + length + 1;
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", known > 1 ? ", " : "", commands[i]->name);
     }

@@ -352,6 +352,16 @@ void qe_session_close(qe_session *session) {
     memset(session, 0, sizeof *session);
 }
 
+qe_capture_use qe_session_captured(const qe_session *session) {
+    qe_capture_use all = {0};
+    for (uint32_t rank = 0; rank < session->schedule.ranks; rank++) {
+        qe_capture_use use = qe_team_captured(session->team, rank);
+        all.graphs += use.graphs, all.segments += use.segments, all.slots += use.slots;
+        all.ops += use.ops, all.bytes += use.bytes, all.seconds += use.seconds;
+    }
+    return all;
+}
+
 uint64_t qe_session_position(const qe_session *session, uint64_t step) {
     QE_ASSERT(step >= session->steps_before);
     return session->sequences_before + (step - session->steps_before) * session->sequences_per_step;

@@ -94,7 +94,7 @@ int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, 
 /* Says which settings that are not at their defaults do nothing in training beside the others: no mistake where a file
  * serves several runs. What is for a device: qe_device_unused_print. */
 void qe_session_unused_print(const qe_settings *settings);
-/* Does a key have the value that it has where nobody gives it one? Requires: it is a key. */
-int qe_session_is_default(const qe_settings *settings, const char *key);
+/* Graphs of all ranks. */
+qe_capture_use qe_session_captured(const qe_session *session);
 
 #endif

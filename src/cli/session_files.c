@@ -127,20 +127,6 @@ int qe_session_settings(qe_cli *cli, const char *path, const qe_settings *base, 
     return all_settings(cli, path, base, settings_out, &error) == QE_OK ? QE_EXIT_OK : qe_cli_error(cli, &error);
 }
 
-int qe_session_is_default(const qe_settings *settings, const char *key) {
-    char now[QE_SETTINGS_VALUE_BYTES], usual[QE_SETTINGS_VALUE_BYTES];
-    qe_settings initial;
-    size_t row = 0;
-    while (strcmp(qe_settings_describe(row).key, key) != 0) {
-        row++;
-        QE_ASSERT(row < qe_settings_count());
-    }
-    qe_settings_default(&initial);
-    (void)qe_settings_value_text(settings, row, now, sizeof now);
-    (void)qe_settings_value_text(&initial, row, usual, sizeof usual);
-    return strcmp(now, usual) == 0;
-}
-
 void qe_session_unused_print(const qe_settings *settings) {
     int is_delayed = settings->recipe.kind == QE_RECIPE_DELAYED, validates = settings->data.validation > 0;
     int is_baseline = settings->train.mode == QE_TRAIN_BASELINE;
@@ -162,7 +148,7 @@ void qe_session_unused_print(const qe_settings *settings) {
         {"checkpoint.keep", "checkpoint.every above 0", settings->checkpoint.every > 0},
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (!keys[i].is_used && !qe_session_is_default(settings, keys[i].key))
+        if (!keys[i].is_used && !qe_settings_is_default(settings, keys[i].key))
             fprintf(stderr, "%s is for %s; in this run it does nothing\n", keys[i].key, keys[i].whom);
 }
 

@@ -186,3 +186,14 @@ int qe_settings_value_text(const qe_settings *settings, size_t index, char *text
     free(whole);
     return length;
 }
+
+int qe_settings_is_default(const qe_settings *settings, const char *key) {
+    char now[QE_SETTINGS_VALUE_BYTES], usual[QE_SETTINGS_VALUE_BYTES];
+    size_t row = qe_settings_row_find(key, strlen(key));
+    qe_settings initial;
+    QE_ASSERT(row < qe_settings_count());
+    qe_settings_default(&initial);
+    (void)qe_settings_value_text(settings, row, now, sizeof now);
+    (void)qe_settings_value_text(&initial, row, usual, sizeof usual);
+    return strcmp(now, usual) == 0;
+}

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "backend/cuda/device.h"
 #include "base/assert.h"
+#include "checked.h"
 
 /* --- a runtime that fails where it is told to --------------------------------------------------------------------- */
 
@@ -63,15 +64,6 @@ qe_status qe_cuda_keep(const qe_keep_piece *pieces, uint32_t count, uint64_t pie
     if (called() != cudaSuccess) return QE_ERROR_DEVICE;
     for (uint32_t i = 0; i < count; i++) memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
     return QE_OK;
-}
-qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
-    return code == cudaSuccess ? QE_OK : qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s", what);
-}
-qe_status qe_cuda_taken(cudaError_t code, uint64_t bytes, const char *what, qe_error *error_out) {
-    return (void)bytes, qe_cuda_check(code, what, error_out);
-}
-qe_status qe_cuda_host_taken(cudaError_t code, uint64_t bytes, qe_error *error_out) {
-    return (void)bytes, qe_cuda_check(code, "memory of the host", error_out);
 }
 
 /* --- a state of two ranges ---------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include "backend/cuda/kernels.h"
 #include "base/assert.h"
 #include "base/prng.h"
+#include "checked.h"
 #include "qeffect/local.h"
 
 enum {
@@ -98,15 +99,6 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 qe_status qe_cuda_start(qe_error *error_out) {
     (void)error_out;
     return QE_OK;
-}
-qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
-    return code == cudaSuccess ? QE_OK : qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s", what);
-}
-qe_status qe_cuda_taken(cudaError_t code, uint64_t bytes, const char *what, qe_error *error_out) {
-    return (void)bytes, qe_cuda_check(code, what, error_out);
-}
-qe_status qe_cuda_host_taken(cudaError_t code, uint64_t bytes, qe_error *error_out) {
-    return (void)bytes, qe_cuda_check(code, "memory of the host", error_out);
 }
 qe_status qe_cuda_copy(const void *from, void *to, uint64_t bytes, cudaStream_t stream) {
     (void)stream;

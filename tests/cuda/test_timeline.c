@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "backend/cuda/device.h"
 #include "base/assert.h"
+#include "checked.h"
 
 static int failed, checked, events;
 static float ticks;
@@ -28,9 +29,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     *ms = *(float *)(void *)to - *(float *)(void *)from;
     return cudaSuccess;
-}
-qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
-    return code == cudaSuccess ? QE_OK : qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s", what);
 }
 
 static void check(int good, const char *what) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "backend/cuda/device.h"
 #include "base/assert.h"
+#include "checked.h"
 
 /* --- a graph that is made up -------------------------------------------------------------------------------------- */
 
@@ -57,9 +58,6 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
     *status_out = cudaStreamCaptureStatusActive;
     *graph_out = (cudaGraph_t)&edges;
     return cudaSuccess;
-}
-qe_status qe_cuda_check(cudaError_t code, const char *what, qe_error *error_out) {
-    return code == cudaSuccess ? QE_OK : qe_error_set(error_out, QE_ERROR_DEVICE, NULL, "%s", what);
 }
 qe_status qe_cuda_queued(qe_device *device, cudaError_t code, const char *what) {
     (void)device;

@@ -163,8 +163,8 @@ static qe_status stream_sync(qe_stream *stream, qe_error *error_out) {
     if (code != cudaSuccess) return qe_cuda_check(code, stream->name, error_out);
     if (watched(device)) QE_TRY(qe_order_sync(device->order, stream->place));
     if (device->failure.status != QE_OK) {
+        device->failure.status = QE_ERROR_DEVICE; /* whatever it was for the call that queued it */
         if (error_out != NULL) *error_out = device->failure;
-        if (error_out != NULL) error_out->status = QE_ERROR_DEVICE; /* whatever it was for the call that queued it */
         device->failure.status = QE_OK;
         return QE_ERROR_DEVICE;
     }
